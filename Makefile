@@ -1,0 +1,47 @@
+# Needs only Python 3.11 or newer with pip, and make. Everything is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/installed ## install, then run the main job on the borehole example
+	$(BIN)/vcal demo
+
+test: lint ## install with the test extras, then lint, types and the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test ## lint, formatting and types only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/installed-test ## format the code and mend what the linter can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove the environment and the tools' caches, never data
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find vcal_dist jobs storage tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps are older than what they depend on only when the environment has to change. The test
+# environment contains the other one, so it stamps both: `make demo` after `make test` installs nothing.
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vcal-dist needs Python 3.11 or newer, %s is %s; call make PYTHON=..." % (sys.executable, sys.version.split()[0]))'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) with the test extras (a few minutes the first time)"
+	$(INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/installed

@@ -1,0 +1,64 @@
+"""The `vcal` command: arranges the subcommands and turns errors into messages."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from jobs.commands import bench, demo, doctor, ingest, inspect
+from jobs.commands.many_values import ManyValuesCommand
+from jobs.console import stderr, stdout
+
+app = typer.Typer(
+    name="vcal",
+    help="Distributed Bayesian calibration of computer models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("ingest", cls=ManyValuesCommand)(ingest.ingest)
+app.command("inspect")(inspect.inspect)
+app.add_typer(bench.app, name="bench")
+app.command("doctor")(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import vcal_dist
+
+        stdout().print(f"vcal-dist {vcal_dist.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run `vcal` and exit: 0 after success, 1 after an error, 2 after wrong usage, 130 after Ctrl-C.
+
+    An error that the user can mend is one message without a traceback; VCAL_DEBUG=1 shows the traceback.
+    """
+    try:
+        app(args=argv, prog_name="vcal")
+    except Exception as error:
+        # Imported here because the storage package loads NumPy, which `vcal --help` does without.
+        from storage.errors import VcalError
+
+        if not isinstance(error, VcalError) or os.environ.get("VCAL_DEBUG") == "1":
+            raise
+        stderr().print(f"error: {error}", style="red")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""`vcal bench`: the benchmarks."""
+
+from typing import Annotated, Any
+
+import typer
+
+from jobs.console import number, print_json, stdout, table
+
+app = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
+
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller data: finishes within a minute on two cores.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@app.callback()
+def _keep_names() -> None:
+    """With a single benchmark, Typer would otherwise drop its name from the command line."""
+
+
+@app.command()
+def stream(quick: Quick = False, json: Json = False) -> None:
+    """Rows per second from the store, beside a DataLoader over rows and a bare sequential read."""
+    from jobs.bench.stream import run
+
+    _show("vcal bench stream", run(quick=quick), json)
+
+
+def _show(title: str, figures: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(figures)
+        return
+    result = table(title, "figure", "value", right=("value",))
+    for name, value in figures.items():
+        result.add_row(name, number(value) if isinstance(value, int | float) else str(value))
+    stdout().print(result)

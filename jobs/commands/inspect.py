@@ -1,0 +1,154 @@
+"""`vcal inspect`: what a store holds and whether it is healthy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.console import number, print_json, size, stdout, table
+
+if TYPE_CHECKING:
+    from storage import Store
+    from storage.table import Table
+
+# Without --verify, ranges come from blocks with about this many rows: a glance stays a glance on any store.
+QUICK_ROWS = 2_000_000
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A store: a directory or an s3:// URL.")],
+    rows: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the first rows to show.")] = 5,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every chunk and name the damaged ones; exit 1 if there are any.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Show what a store holds: problem, sizes, ranges, first rows and health."""
+    import storage
+
+    description = describe(storage.open(path), rows=rows, verify=verify)
+    if json:
+        print_json(description)
+    else:
+        show(description)
+    if description["health"]["damage"]:
+        raise typer.Exit(1)
+
+
+def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
+    """Everything that `vcal inspect` shows, in plain values."""
+    from storage.errors import StoreError
+
+    tables = {"runs": store.runs, "observations": store.observations}
+    damage = [str(chunk) for chunk in store.verify()] if verify else []
+    ranges: dict[str, Any] = {name: {} for name in tables}
+    first: dict[str, Any] = {name: {} for name in tables}
+    rows_read = dict.fromkeys(tables, 0)
+    if not damage:
+        quick_blocks = max(1, QUICK_ROWS // max(table_.block_rows for table_ in tables.values()))
+        try:
+            summary = store.summary(most_blocks=None if verify else quick_blocks)
+            rows_read = summary.rows_read
+            for name, table_ in tables.items():
+                ranges[name] = {
+                    column: {key: getattr(item, key) for key in _STATISTICS}
+                    for column, item in getattr(summary, name).items()
+                }
+                first[name] = _first_rows(table_, rows)
+        except StoreError as error:  # a damaged store still shows its schema and says what is wrong
+            damage = [str(error)]
+    return {
+        "path": str(store.url),
+        "problem": store.problem.model_dump(mode="json"),
+        "priors": {v.name: str(v.prior) for v in store.problem.calibration_inputs},
+        "tables": {
+            name: {
+                "rows": table_.rows,
+                "chunk_rows": table_.chunk_rows,
+                "compression": table_.compression,
+                "stored_bytes": store.stored_bytes(name),
+                "columns": {array: list(names) for array, names in table_.columns.items()},
+                "ranges_from_rows": rows_read[name],
+                "ranges": ranges[name],
+                "first_rows": first[name],
+            }
+            for name, table_ in tables.items()
+        },
+        "health": {"verified": verify, "damage": damage},
+    }
+
+
+_STATISTICS = ("count", "missing", "minimum", "maximum", "mean", "sd")
+
+
+def _first_rows(source: Table, rows: int) -> dict[str, list[float]]:
+    """The first values of every column."""
+    arrays = source.read(0, min(rows, source.rows))
+    return {
+        column: arrays[array][:, i].tolist()
+        for array, names in source.columns.items()
+        for i, column in enumerate(names)
+    }
+
+
+def show(description: dict[str, Any]) -> None:
+    """Print what `describe` found."""
+    out = stdout()
+    problem = description["problem"]
+    out.print(f"{problem['name']}  {description['path']}", style="bold")
+    if problem["description"]:
+        out.print(problem["description"])
+    for part in (_variables(description), _sizes(description), *_values(description)):
+        out.print()
+        out.print(part)
+    out.print()
+    health = description["health"]
+    if health["damage"]:
+        out.print(f"damaged: {len(health['damage'])}", style="bold red")
+        for line in health["damage"]:
+            out.print(f"  {line}", style="red")
+    elif health["verified"]:
+        out.print("healthy: every chunk was read and matches its checksum", style="green")
+    else:
+        out.print("healthy as far as its metadata tell; --verify reads every chunk", style="green")
+
+
+def _variables(description: dict[str, Any]) -> Any:
+    problem, priors = description["problem"], description["priors"]
+    result = table("Problem", "role", "name", "unit", "bounds", "prior", "description")
+    for role, group in (("x", "control_inputs"), ("t", "calibration_inputs"), ("z, y", "outputs")):
+        for item in problem[group]:
+            bounds = "–" if item["bounds"] is None else "{:g} … {:g}".format(*item["bounds"])
+            prior = priors.get(item["name"], "")
+            result.add_row(role, item["name"], item["unit"], bounds, prior, item["description"])
+    return result
+
+
+def _sizes(description: dict[str, Any]) -> Any:
+    headings = ("rows", "rows per chunk", "on disk", "compression")
+    result = table("Tables", "table", *headings, right=headings[:-1])
+    for name, item in description["tables"].items():
+        chunk_rows, stored = number(item["chunk_rows"]), size(item["stored_bytes"])
+        result.add_row(name, number(item["rows"]), chunk_rows, stored, item["compression"])
+    return result
+
+
+def _values(description: dict[str, Any]) -> list[Any]:
+    """For each table, ranges and first rows, a line a column: any number of columns fits the width."""
+    results = []
+    for name, item in description["tables"].items():
+        if item["ranges"]:
+            part = "" if item["ranges_from_rows"] == item["rows"] else f", from {item['ranges_from_rows']:,} rows"
+            result = table(f"Ranges of {name}{part}", "column", *_STATISTICS, right=_STATISTICS)
+            for column, values in item["ranges"].items():
+                result.add_row(column, *(number(values[key]) for key in _STATISTICS))
+            results.append(result)
+        shown = max((len(values) for values in item["first_rows"].values()), default=0)
+        if shown:
+            headings = tuple(f"row {i}" for i in range(shown))
+            result = table(f"First rows of {name}", "column", *headings, right=headings)
+            for column, values in item["first_rows"].items():
+                result.add_row(column, *(number(value) for value in values))
+            results.append(result)
+    return results

@@ -1,0 +1,73 @@
+"""Where commands write: rich text for people on stdout and stderr, one JSON object for programs."""
+
+import json
+import math
+import os
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+# In a pipe or a log there is no terminal to ask; rich would then fold tables at 80 columns.
+WIDTH_WITHOUT_TERMINAL = 140
+
+
+def stdout() -> Console:
+    """The console for results."""
+    return _console(stderr=False)
+
+
+def stderr() -> Console:
+    """The console for errors and notes that must not mix with results."""
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> Console:
+    # rich reads COLUMNS by itself; the markup of paths and names must never be interpreted.
+    console = Console(stderr=stderr, markup=False, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH_WITHOUT_TERMINAL
+    return console
+
+
+def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table in the one style of all commands; columns named in `right` are aligned to the right."""
+    result = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold cyan", box=None, pad_edge=False
+    )
+    for column in columns:
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return result
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout; numbers that JSON cannot hold become null."""
+    stdout().print(json.dumps(_plain(value), indent=2, ensure_ascii=False), soft_wrap=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def number(value: float | int | None, digits: int = 6) -> str:
+    """A number for a table: integers with thousands separated, others with significant digits."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
+
+
+def size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,85 @@
+"""`vcal inspect`: what it shows of a healthy, an empty and a damaged store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import storage
+from jobs.cli import main
+from vcal_dist.problems import borehole
+
+
+def vcal(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with 100 runs in chunks of 30, and 7 observations."""
+    data = borehole.generate(100, 7, seed=1)
+    store = storage.create(tmp_path / "s.zarr", borehole.problem(), chunk_rows=30)
+    store.append_runs(data.x_runs, data.t, data.z)
+    store.append_observations(data.x, data.y)
+    return tmp_path / "s.zarr"
+
+
+def damage_one_chunk(path: Path) -> None:
+    """Flip a byte in the middle of the largest chunk of the runs' x."""
+    chunks = [file for file in (path / "runs" / "x").rglob("*") if file.is_file() and file.name != "zarr.json"]
+    chunk = max(chunks, key=lambda file: file.stat().st_size)
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    chunk.write_bytes(bytes(content))
+
+
+def test_json_holds_everything(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("inspect", str(path), "--rows", "3", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    data = borehole.generate(100, 7, seed=1)
+    runs = found["tables"]["runs"]
+    assert (runs["rows"], runs["chunk_rows"], runs["compression"]) == (100, 30, "zstd")
+    assert runs["columns"] == {"x": list(borehole.CONTROLS), "t": list(borehole.PARAMETERS), "z": ["flow"]}
+    assert runs["stored_bytes"] > 0
+    assert runs["ranges_from_rows"] == 100
+    assert runs["ranges"]["rw"]["minimum"] == pytest.approx(data.t[:, 0].min(), rel=1e-6)
+    assert runs["ranges"]["flow"]["count"] == 100
+    np.testing.assert_allclose(runs["first_rows"]["flow"], data.z[:3, 0], rtol=1e-6)
+    assert found["tables"]["observations"]["rows"] == 7
+    assert found["problem"]["calibration_inputs"][0]["name"] == "rw"
+    assert found["health"] == {"verified": False, "damage": []}
+
+
+def test_tables_show_the_same(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("inspect", str(path), "--verify") == 0
+    out = capsys.readouterr().out
+    for text in ("borehole", "uniform(0, 1)", "radius of influence", "row 4", "every chunk was read"):
+        assert text in out
+    assert "row 5" not in out
+
+
+def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage.create(tmp_path / "s.zarr", borehole.problem())
+    assert vcal("inspect", str(tmp_path / "s.zarr")) == 0
+    capsys.readouterr()
+    assert vcal("inspect", str(tmp_path / "s.zarr"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tables"]["runs"]["rows"] == 0
+    assert found["tables"]["runs"]["ranges"]["rw"]["mean"] is None
+
+
+@pytest.mark.parametrize("options", [["--verify"], []], ids=["verify", "quick"])
+def test_a_damaged_store_still_shows_its_schema_and_exits_1(
+    path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage_one_chunk(path)
+    assert vcal("inspect", str(path), *options) == 1
+    out = capsys.readouterr().out
+    assert "radius of influence" in out
+    assert "damaged: 1" in out
+    assert "runs/x" in out
