@@ -1,0 +1,46 @@
+"""What is wrong with rows: NaN, infinite and out-of-bounds values, by column. Used by every way into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.problem import Column
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault in one column: how often, and where and what the first one is."""
+
+    column: str
+    kind: str
+    count: int
+    row: int
+    value: str
+
+    def __str__(self) -> str:
+        values = "value" if self.count == 1 else "values"
+        return f"column '{self.column}': {self.count} {values} {self.kind}, first in row {self.row}: {self.value}"
+
+
+def find_faults(values: NDArray[np.floating], columns: Sequence[Column]) -> tuple[list[Fault], NDArray[np.bool_]]:
+    """The faults of a table (rows, columns), rows counted from 0, and which rows have none."""
+    faults: list[Fault] = []
+    valid = np.ones(len(values), dtype=bool)
+    with np.errstate(over="ignore"):
+        for column, cells in zip(columns, values.T, strict=True):
+            nan = np.isnan(cells)
+            infinite = np.isinf(cells)
+            outside = (cells < column.low - column.slack) | (cells > column.high + column.slack)
+            kinds = [("infinite", infinite), (f"out of bounds [{column.low:g}, {column.high:g}]", outside & ~infinite)]
+            if not column.missing:
+                kinds.append(("missing (NaN)", nan))
+            for kind, bad in kinds:
+                if count := int(bad.sum()):
+                    row = int(bad.argmax())
+                    faults.append(Fault(column.name, kind, count, row, f"{cells[row]:g}"))
+                    valid &= ~bad
+    return faults, valid

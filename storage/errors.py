@@ -1,0 +1,25 @@
+"""What can go wrong with the user's data. Every message names the thing, the value and the cure."""
+
+
+class VcalError(Exception):
+    """Base of the errors that a user can mend; the command line prints them without a traceback."""
+
+
+class ProblemError(VcalError, ValueError):
+    """The problem file is not valid."""
+
+
+class IngestError(VcalError, ValueError):
+    """Rows or files that cannot enter a store."""
+
+
+class StoreError(VcalError):
+    """A store cannot be created, opened, read or written."""
+
+
+class DamagedChunk(StoreError):  # noqa: N818 - the name says what is damaged
+    """A chunk of a store is missing, truncated or fails its checksum."""
+
+
+class StreamError(VcalError, ValueError):
+    """A stream's settings or state do not fit the store."""

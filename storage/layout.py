@@ -1,0 +1,157 @@
+"""The store's contract: which arrays there are, how they are chunked, and the one document that commits rows.
+
+    NAME.zarr/          attributes: schema version, problem, provenance; the shapes of all arrays
+      runs/             x (N, d1)   t (N, d2)   z (N, d_out)           one row-chunking for all three
+      observations/     x (n, d1)   y (n, d_out)   [noise (n, d_out)]  likewise
+
+All metadata stand inline in the root's `zarr.json` (Zarr's consolidated metadata), which is what zarr-python and
+xarray read. Replacing that one file commits rows of all arrays of a table at once, so that no reader ever sees
+half a row. The arrays' own `zarr.json` follow after the commit.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from storage.errors import StoreError
+from storage.problem import Column, Problem
+
+SCHEMA = 1
+ROOT = "zarr.json"
+TABLES = {"runs": ("x", "t", "z"), "observations": ("x", "y", "noise")}
+ROW_DIMENSION = {"runs": "run", "observations": "observation"}
+# An array's columns are a labelled dimension: the label array of the same name makes them a coordinate in xarray.
+COLUMN_DIMENSION = {"x": "control_input", "t": "calibration_input", "z": "output", "y": "output", "noise": "output"}
+MEANING = {
+    "x": "control inputs",
+    "t": "calibration inputs",
+    "z": "simulator outputs",
+    "y": "observed outputs",
+    "noise": "standard deviation of the observation noise",
+}
+BLOCK_BYTES = 2 << 20  # of one row-chunk over all arrays of a table: large enough to read fast, small enough to shuffle
+MANY_BLOCKS = 64  # a table should have this many blocks, so that they can be dealt to many processes
+LEAST_ROWS = 1024  # of a chunk chosen for the user
+
+
+def columns(problem: Problem, table: str) -> dict[str, tuple[Column, ...]]:
+    """The columns of a table's arrays, in their order on disk and in a packed row."""
+    return problem.runs_columns if table == "runs" else problem.observations_columns
+
+
+def default_chunk_rows(row_bytes: int, expected_rows: int | None) -> int:
+    """Rows of a chunk: about BLOCK_BYTES, fewer where that would leave fewer than MANY_BLOCKS blocks."""
+    rows = max(1, BLOCK_BYTES // row_bytes)
+    if expected_rows is not None:
+        rows = min(rows, max(LEAST_ROWS, expected_rows // MANY_BLOCKS))
+    return int(2 ** (rows.bit_length() - 1))
+
+
+def chunk_key(table: str, array: str, index: int) -> str:
+    """The file of one chunk (or shard); names are flat, so that a chunk costs one directory entry."""
+    return f"{table}/{array}/c.{index}.0"
+
+
+def array_metadata(
+    table: str,
+    array: str,
+    names: list[str],
+    *,
+    dtype: str,
+    compression: str,
+    chunk_rows: int,
+    shard_rows: int | None,
+) -> dict[str, Any]:
+    """The Zarr v3 metadata of an empty array of this contract."""
+    width = len(names)
+    codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    if compression == "zstd":
+        codecs.append({"name": "zstd", "configuration": {"level": 3, "checksum": False}})
+    codecs.append({"name": "crc32c"})
+    if shard_rows is not None:
+        index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        inner = {"chunk_shape": [chunk_rows, width], "codecs": codecs, "index_codecs": index, "index_location": "end"}
+        codecs = [{"name": "sharding_indexed", "configuration": inner}]
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [0, width],
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard_rows or chunk_rows, width]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": "NaN",
+        "codecs": codecs,
+        "attributes": {"long_name": MEANING[array]},
+        "dimension_names": [ROW_DIMENSION[table], COLUMN_DIMENSION[array]],
+        "storage_transformers": [],
+    }
+
+
+def label_metadata(dimension: str, problem: Problem) -> dict[str, Any]:
+    """The metadata of the names along a dimension, with the units and descriptions that belong to them."""
+    variables = {
+        "control_input": problem.control_inputs,
+        "calibration_input": problem.calibration_inputs,
+        "output": problem.outputs,
+    }[dimension]
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [len(variables)],
+        "data_type": "string",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [len(variables)]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": "",
+        "codecs": [{"name": "vlen-utf8", "configuration": {}}],
+        "attributes": {
+            "units": [v.unit for v in variables],
+            "description": [v.description for v in variables],
+        },
+        "dimension_names": [dimension],
+        "storage_transformers": [],
+    }
+
+
+def group_metadata() -> dict[str, Any]:
+    """The metadata of a group without attributes."""
+    return {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def root_document(problem: Problem, provenance: dict[str, Any], members: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The document that makes a store: attributes, and the metadata of every member inline."""
+    vcal = {"schema": SCHEMA, "problem": problem.model_dump(mode="json"), "provenance": provenance}
+    return {
+        **group_metadata(),
+        "attributes": {"title": problem.name, "vcal": vcal},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": members},
+    }
+
+
+def parse_root(data: bytes, url: str) -> dict[str, Any]:
+    """The root document of a store of this schema, or an error that says what was found instead."""
+    try:
+        document = json.loads(data)
+        vcal = document["attributes"]["vcal"]
+        schema = vcal["schema"]
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(
+            f"{url} is not a vcal store (its {ROOT} does not say so); make one with 'vcal ingest' or storage.create"
+        ) from None
+    if schema != SCHEMA:
+        raise StoreError(
+            f"{url} has the store schema {schema!r}, this version reads {SCHEMA}; "
+            + ("upgrade vcal-dist" if isinstance(schema, int) and schema > SCHEMA else "ingest the data again")
+        )
+    return dict(document)
+
+
+def members(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The inline metadata of a store's groups and arrays, by path."""
+    found: dict[str, dict[str, Any]] = document["consolidated_metadata"]["metadata"]
+    return found
+
+
+def to_bytes(document: dict[str, Any]) -> bytes:
+    """A metadata document as it is written."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode()

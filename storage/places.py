@@ -1,0 +1,272 @@
+"""Where a store lies: a local directory, or an s3:// URL. Everything that must be atomic happens here.
+
+A place knows four things: read a small file, replace it atomically, make written chunks durable, and keep out a
+second writer. Chunks themselves are read and written by Zarr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from storage.errors import StoreError
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store as ZarrStore
+
+LOCK_NAME = ".writer.lock"
+LOCK_WAIT = 60.0  # seconds that an append waits for another writer before it gives up
+
+
+class Place(Protocol):
+    """What a store needs from the medium it lies on."""
+
+    url: str
+
+    def read(self, key: str) -> tuple[bytes, str] | None:
+        """A small file and its version, or None where there is none."""
+
+    def replace(self, key: str, data: bytes, version: str | None) -> None:
+        """Replaces a file durably in one atomic step; refuses if it is no longer `version` (None: it must be new)."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Writes a small file, whatever stood there; whole or not at all, but not yet durable."""
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """Returns when these chunks would survive a power failure."""
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Excludes other writers; a dead writer's lock falls by itself."""
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes of every file below a prefix."""
+
+    def sweep(self, prefixes: Iterable[str]) -> None:
+        """Removes what writers that died have left half-written. Only under the lock."""
+
+    def zarr_store(self, *, read_only: bool) -> ZarrStore:
+        """The same place as Zarr sees it."""
+
+
+def place(url: str | Path) -> Place:
+    """The place behind a path or URL."""
+    text = str(url)
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return LocalPlace(Path(text))
+    if scheme == "file":
+        return LocalPlace(Path(text.removeprefix("file://")))
+    if scheme == "s3":
+        return S3Place(text)
+    raise StoreError(
+        f"cannot keep a store at '{text}': '{scheme}://' is not supported; use a local path or an s3:// URL"
+    )
+
+
+class LocalPlace:
+    """A directory. The kernel drops a dead writer's lock; files are replaced by rename after fsync."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self.url = str(path)
+
+    def read(self, key: str) -> tuple[bytes, str] | None:
+        try:
+            data = (self.path / key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path / key}: {error.strerror}") from error
+        return data, ""  # the lock suffices here: it cannot expire under a living writer
+
+    def replace(self, key: str, data: bytes, version: str | None) -> None:
+        target = self.path / key
+        if version is None and target.exists():
+            raise StoreError(f"{target} exists already")
+        self._write(target, data, durable=True)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._write(self.path / key, data, durable=False)
+
+    def _write(self, target: Path, data: bytes, *, durable: bool) -> None:
+        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StoreError(f"cannot write {target}: {error.strerror}") from error
+        if durable:
+            _fsync(target.parent)
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        folders = set()
+        for key in keys:
+            _fsync(self.path / key)
+            folders.add((self.path / key).parent)
+        for folder in folders:
+            _fsync(folder)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        import filelock
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.path / LOCK_NAME, timeout=LOCK_WAIT)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise StoreError(
+                f"another process is still writing to {self.url} after {LOCK_WAIT:g} s; wait for it or stop it"
+            ) from None
+        except NotImplementedError as error:
+            raise StoreError(f"the file system of {self.url} has no file locks; mount it with them: {error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        root = self.path / prefix
+        return {str(f.relative_to(self.path)): f.stat().st_size for f in root.rglob("*") if f.is_file()}
+
+    def sweep(self, prefixes: Iterable[str]) -> None:
+        for prefix in prefixes:
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.path / prefix) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".partial"):
+                        Path(entry.path).unlink(missing_ok=True)
+
+    def zarr_store(self, *, read_only: bool) -> ZarrStore:
+        from zarr.storage import LocalStore
+
+        return LocalStore(self.path, read_only=read_only)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class S3Place:
+    """A prefix of an S3 bucket. Puts are atomic and durable; conditional puts guard the commit and the lock.
+
+    The lock is a lease: its holder renews it while it lives, so that a dead writer's lock runs out after
+    `LEASE` seconds. Credentials and endpoint come from the environment's usual chain (botocore's).
+    """
+
+    LEASE = 60.0
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.root = self.url.removeprefix("s3://")
+
+    @functools.cached_property
+    def _files(self) -> Any:
+        import s3fs
+
+        # Without a cache of listings: another process may have committed since.
+        return s3fs.S3FileSystem(use_listings_cache=False)
+
+    def read(self, key: str) -> tuple[bytes, str] | None:
+        files, path = self._files, f"{self.root}/{key}"
+        try:
+            info = files.info(path, refresh=True)
+            return files.cat_file(path), info["ETag"]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read s3://{path}: {error}") from error
+
+    def replace(self, key: str, data: bytes, version: str | None) -> None:
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        self._put(key, data, **condition)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._put(key, data)
+
+    def _put(self, key: str, data: bytes, **condition: str) -> None:
+        bucket, _, name = f"{self.root}/{key}".partition("/")
+        try:
+            self._files.call_s3("put_object", Bucket=bucket, Key=name, Body=data, **condition)
+        except FileNotFoundError as error:
+            raise StoreError(f"cannot write s3://{bucket}/{name}: {error}; does the bucket exist?") from error
+        except OSError as error:
+            raise StoreError(
+                f"s3://{bucket}/{name} was changed by another writer, or is not writable: {error}"
+            ) from error
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """An object that has been put is durable."""
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        give_up = time.monotonic() + LOCK_WAIT + self.LEASE
+        while not self._take(owner):
+            if time.monotonic() > give_up:
+                raise StoreError(f"another process is still writing to {self.url}; wait for it or stop it")
+            time.sleep(min(1.0, self.LEASE / 20))
+        done = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(owner, done), name="vcal-lease", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()
+            self._files.rm_file(f"{self.root}/{LOCK_NAME}")
+
+    def _take(self, owner: str) -> bool:
+        """Takes the lease if nobody has it or it has run out; a conditional put lets only one of several win."""
+        found = self.read(LOCK_NAME)
+        if found and json.loads(found[0])["until"] > time.time():
+            return False
+        try:
+            self.replace(LOCK_NAME, self._lease(owner), found[1] if found else None)
+        except StoreError:
+            # Lost the race, unless the place cannot be written at all: then there is no lock to lose it to.
+            if self.read(LOCK_NAME) is None:
+                raise
+            return False
+        return True
+
+    def _lease(self, owner: str) -> bytes:
+        return json.dumps({"owner": owner, "until": time.time() + self.LEASE}).encode()
+
+    def _keep(self, owner: str, done: threading.Event) -> None:
+        while not done.wait(self.LEASE / 4):
+            found = self.read(LOCK_NAME)
+            if found is None or json.loads(found[0])["owner"] != owner:
+                return  # taken over; the commit's own condition will refuse
+            with contextlib.suppress(StoreError):
+                self.replace(LOCK_NAME, self._lease(owner), found[1])
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        found = self._files.find(f"{self.root}/{prefix}", detail=True)
+        return {name.removeprefix(self.root + "/"): int(info["size"]) for name, info in found.items()}
+
+    def sweep(self, prefixes: Iterable[str]) -> None:
+        """An object is never half-written."""
+
+    def zarr_store(self, *, read_only: bool) -> ZarrStore:
+        from zarr.storage import FsspecStore
+
+        return FsspecStore.from_url(self.url, read_only=read_only, storage_options={"use_listings_cache": False})

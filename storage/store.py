@@ -1,0 +1,299 @@
+"""A store: create it, open it, append rows so that a crash loses nothing, read it, verify it.
+
+Rows are written first and become durable; then one atomic replacement of the root document makes them visible in
+all arrays at once. A writer that dies in between leaves chunks that nobody sees and the next writer overwrites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from storage import layout
+from storage.checks import find_faults
+from storage.errors import IngestError, StoreError
+from storage.places import Place, place
+from storage.problem import Problem, load_problem, parse_problem
+from storage.table import Floats, Table, open_array
+
+if TYPE_CHECKING:
+    from storage.chunks import ZarrArray
+    from storage.summary import Summary
+    from storage.verify import Damage
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Arrays that are `count` rows longer than what is committed; only rows from `start` on may be written."""
+
+    arrays: dict[str, ZarrArray]
+    start: int
+    count: int
+    chunk_rows: int  # of one file: what a single writing task must own
+
+
+class Store:
+    """Runs and observations of one problem. Tables show the rows that were committed when the store was opened."""
+
+    def __init__(self, where: Place, document: dict[str, Any]) -> None:
+        self.place = where
+        self.url = where.url
+        self._show(document)
+
+    def _show(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.problem = parse_problem(document["attributes"]["vcal"]["problem"], source=self.url)
+        members, readable = layout.members(document), self.place.zarr_store(read_only=True)
+        self.runs, self.observations = (
+            Table(table, layout.columns(self.problem, table), readable, members) for table in layout.TABLES
+        )
+        self.dtype = self.runs.dtype
+
+    def __repr__(self) -> str:
+        return f"<store {self.url}: {self.runs.rows} runs, {self.observations.rows} observations>"
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """When and by what the store was made, and from which files."""
+        found: dict[str, Any] = self.document["attributes"]["vcal"]["provenance"]
+        return found
+
+    def refresh(self) -> Store:
+        """Shows the rows that have been committed meanwhile, by any writer."""
+        self._show(_read_document(self.place)[0])
+        return self
+
+    def append_runs(self, x: ArrayLike, t: ArrayLike, z: ArrayLike) -> None:
+        """Adds simulator runs: control inputs, calibration inputs and outputs, one row each."""
+        self._append("runs", {"x": x, "t": t, "z": z})
+
+    def append_observations(self, x: ArrayLike, y: ArrayLike, noise: ArrayLike | None = None) -> None:
+        """Adds field observations; `noise` is the known standard deviation of each output, if there is one."""
+        self._append("observations", {"x": x, "y": y} | ({} if noise is None else {"noise": noise}))
+
+    def _append(self, table: str, given: Mapping[str, ArrayLike]) -> None:
+        values = _checked(table, given, self.problem, self.dtype)
+        count = len(values["x"])
+        if count:
+            with self.writer(table, count, noise="noise" in given) as writer:
+                for array, rows in values.items():
+                    writer.arrays[array][writer.start : writer.start + count] = rows
+
+    @contextlib.contextmanager
+    def writer(
+        self, table: str, count: int, *, noise: bool = False, sources: Sequence[dict[str, Any]] = ()
+    ) -> Iterator[Writer]:
+        """Room for `count` more rows; leaving the block without an exception commits them, with one nothing is."""
+        with self.place.lock():
+            document, found = _read_document(self.place)
+            members = layout.members(document)
+            if table == "observations":
+                self._settle_noise(document, noise)
+            arrays = [array for array in layout.TABLES[table] if f"{table}/{array}" in members]
+            start = int(members[f"{table}/x"]["shape"][0])
+            for array in arrays:
+                members[f"{table}/{array}"]["shape"][0] = start + count
+            self.place.sweep(["", *(f"{table}/{array}" for array in arrays)])
+            writable = self.place.zarr_store(read_only=False)
+            grown = {a: open_array(writable, f"{table}/{a}", members[f"{table}/{a}"]) for a in arrays}
+            block = int((grown["x"].shards or grown["x"].chunks)[0])
+            yield Writer(grown, start, count, block)
+            touched = range(start // block, -(-(start + count) // block))
+            self.place.make_durable(layout.chunk_key(table, array, index) for array in arrays for index in touched)
+            document["attributes"]["vcal"]["provenance"]["sources"] += [
+                {"table": table, **source} for source in sources
+            ]
+            self.place.replace(layout.ROOT, layout.to_bytes(document), found)
+            for array in arrays:  # for readers that open an array by itself
+                self.place.put(f"{table}/{array}/{layout.ROOT}", layout.to_bytes(members[f"{table}/{array}"]))
+        self._show(document)
+
+    def _settle_noise(self, document: dict[str, Any], noise: bool) -> None:
+        """The first observations decide whether there is a noise column."""
+        members = layout.members(document)
+        has, rows = "observations/noise" in members, members["observations/x"]["shape"][0]
+        if noise == has:
+            return
+        if rows:
+            raise StoreError(
+                f"the {rows} observations in {self.url} have {'a' if has else 'no'} noise column, "
+                + ("the new ones have none; give a noise for each" if has else "so the new ones must not have one")
+            )
+        if noise:
+            like = members["observations/y"]
+            members["observations/noise"] = {
+                **json.loads(json.dumps(like)),
+                "attributes": {"long_name": layout.MEANING["noise"]},
+            }
+        else:
+            del members["observations/noise"]
+
+    def stored_bytes(self, table: str) -> int:
+        """Bytes on disk of a table's files."""
+        return sum(self.place.sizes(table).values())
+
+    def summary(self, *, most_blocks: int | None = None) -> Summary:
+        """Count, missing, range, mean and standard deviation of every column, in one pass."""
+        from storage.summary import summarise
+
+        return summarise(self, most_blocks=most_blocks)
+
+    def verify(self) -> list[Damage]:
+        """Reads every chunk of every array; the damaged ones, or an empty list."""
+        from storage.verify import verify
+
+        return verify(self)
+
+
+def create(
+    url: str | Path,
+    problem: Problem | Mapping[str, Any] | str | Path,
+    *,
+    dtype: str = "float32",
+    compression: str = "zstd",
+    chunk_rows: int | None = None,
+    shard_rows: int | None = None,
+    expected_rows: Mapping[str, int] | None = None,
+) -> Store:
+    """A new, empty store.
+
+    `compression` is "zstd" or "none". `chunk_rows` are rows of a chunk (by default about 1 MiB over all columns,
+    fewer if `expected_rows` are few); with `shard_rows`, a multiple, many chunks share one file, for object stores.
+    """
+    if isinstance(problem, str | Path):
+        problem = load_problem(problem)
+    elif not isinstance(problem, Problem):
+        problem = parse_problem(dict(problem))
+    _check_settings(dtype, compression, chunk_rows, shard_rows)
+    where = place(url)
+    if where.read(layout.ROOT) is not None:
+        raise StoreError(f"there is already something at {url}; append to it, choose another path, or delete it first")
+    members: dict[str, dict[str, Any]] = {}
+    for table in layout.TABLES:
+        members |= _table_members(table, problem, dtype, compression, chunk_rows, shard_rows, expected_rows or {})
+    for path, metadata in members.items():
+        where.put(f"{path}/{layout.ROOT}", layout.to_bytes(metadata))
+    _write_labels(where, members, problem)
+    where.make_durable(f"{path}/{layout.ROOT}" for path in members)
+    provenance = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "vcal_dist": _version(), "sources": []}
+    document = layout.root_document(problem, provenance, members)
+    where.replace(layout.ROOT, layout.to_bytes(document), None)
+    return Store(where, document)
+
+
+def open_store(url: str | Path) -> Store:
+    """The store at a path or URL, with the rows that are committed now."""
+    where = place(url)
+    return Store(where, _read_document(where)[0])
+
+
+def exists(url: str | Path) -> bool:
+    """Whether there is a store (of any schema) at a path or URL."""
+    return place(url).read(layout.ROOT) is not None
+
+
+def _read_document(where: Place) -> tuple[dict[str, Any], str]:
+    found = where.read(layout.ROOT)
+    if found is None:
+        raise StoreError(f"there is no store at {where.url}; make one with 'vcal ingest' or storage.create")
+    return layout.parse_root(found[0], where.url), found[1]
+
+
+def _table_members(
+    table: str,
+    problem: Problem,
+    dtype: str,
+    compression: str,
+    chunk_rows: int | None,
+    shard_rows: int | None,
+    expected_rows: Mapping[str, int],
+) -> dict[str, dict[str, Any]]:
+    """The metadata of a table's group, labels and arrays; the noise array comes with the first noise."""
+    columns = {array: c for array, c in layout.columns(problem, table).items() if array != "noise"}
+    row_bytes = sum(map(len, columns.values())) * np.dtype(dtype).itemsize
+    rows = chunk_rows or layout.default_chunk_rows(row_bytes, expected_rows.get(table))
+    members = {table: layout.group_metadata()}
+    for array, names in columns.items():
+        label = layout.COLUMN_DIMENSION[array]
+        members[f"{table}/{label}"] = layout.label_metadata(label, problem)
+        members[f"{table}/{array}"] = layout.array_metadata(
+            table,
+            array,
+            [column.name for column in names],
+            dtype=dtype,
+            compression=compression,
+            chunk_rows=rows,
+            shard_rows=shard_rows,
+        )
+    return members
+
+
+def _write_labels(where: Place, members: dict[str, dict[str, Any]], problem: Problem) -> None:
+    """The names along each labelled dimension."""
+    names = {
+        "control_input": [v.name for v in problem.control_inputs],
+        "calibration_input": [v.name for v in problem.calibration_inputs],
+        "output": [v.name for v in problem.outputs],
+    }
+    writable = where.zarr_store(read_only=False)
+    for path, metadata in members.items():
+        label = path.rpartition("/")[2]
+        if label in names:
+            open_array(writable, path, metadata)[:] = np.array(names[label], dtype=object)
+
+
+def _check_settings(dtype: str, compression: str, chunk_rows: int | None, shard_rows: int | None) -> None:
+    if dtype not in ("float32", "float64"):
+        raise StoreError(f"dtype is {dtype!r}; accepted: float32, float64")
+    if compression not in ("zstd", "none"):
+        raise StoreError(f"compression is {compression!r}; accepted: zstd, none")
+    for name, rows in (("chunk_rows", chunk_rows), ("shard_rows", shard_rows)):
+        if rows is not None and rows < 1:
+            raise StoreError(f"{name} is {rows}; accepted: 1 or more")
+    if shard_rows is not None and (chunk_rows is None or shard_rows % chunk_rows):
+        raise StoreError(f"shard_rows is {shard_rows}; accepted: a multiple of chunk_rows, which is {chunk_rows}")
+
+
+def _checked(table: str, given: Mapping[str, ArrayLike], problem: Problem, dtype: np.dtype[Any]) -> dict[str, Floats]:
+    """The rows as matrices of the store's type, or an error that names what does not fit."""
+    values: dict[str, Floats] = {}
+    for array, rows in given.items():
+        columns = layout.columns(problem, table)[array]
+        try:
+            matrix = np.asarray(rows, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise IngestError(f"{table} {array}: not an array of numbers ({error})") from None
+        if matrix.ndim == 1 and len(columns) == 1:
+            matrix = matrix[:, None]
+        if matrix.ndim != 2 or matrix.shape[1] != len(columns):
+            names = ", ".join(column.name for column in columns)
+            raise IngestError(f"{table} {array}: shape is {matrix.shape}, accepted: (rows, {len(columns)}) for {names}")
+        faults, _ = find_faults(matrix, columns)
+        if faults:
+            raise IngestError("\n".join(f"{table} {array}: {fault} (rows counted from 0)" for fault in faults))
+        with np.errstate(over="ignore"):
+            values[array] = matrix.astype(dtype)
+        if np.isinf(values[array]).any():
+            raise IngestError(
+                f"{table} {array}: values beyond the range of {dtype}; create the store with dtype='float64'"
+            )
+    lengths = {array: len(matrix) for array, matrix in values.items()}
+    if len(set(lengths.values())) > 1:
+        raise IngestError(f"{table}: the arrays have different numbers of rows: {lengths}")
+    return values
+
+
+def _version() -> str:
+    try:
+        return version("vcal-dist")
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,70 @@
+"""Reading everything, to name every damaged chunk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from storage.chunks import ChunkReader
+from storage.errors import DamagedChunk
+from storage.layout import chunk_key
+from storage.table import Table
+
+if TYPE_CHECKING:
+    from storage.store import Store
+
+
+class Damage(NamedTuple):
+    """A chunk that cannot be read: its file, its rows (last one included) and why."""
+
+    file: str
+    first_row: int
+    last_row: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file} (rows {self.first_row} to {self.last_row}): {self.reason}"
+
+
+def verify(store: Store) -> list[Damage]:
+    """Every damaged chunk of a store, in order; an empty list says that all of it can be read."""
+    import dask
+
+    check = dask.delayed(_check_chunk)
+    jobs = [
+        check(table, array, index)
+        for table in (store.runs, store.observations)
+        for array in table.arrays
+        for index in range(table.blocks)
+    ]
+    return [damage for found in dask.compute(*jobs, scheduler="threads") for damage in found]
+
+
+def _check_chunk(table: Table, array: str, index: int) -> list[Damage]:
+    reader, rows = table.readers[array], table.block_range(index)
+    file = chunk_key(table.name, array, index)
+    try:
+        reader.read(index, len(rows))
+    except DamagedChunk as error:
+        parts = _damaged_parts(reader, rows) if reader.sharded else []
+        return [Damage(file, part[0], part[-1], _reason(error)) for part in parts or [rows]]
+    return []
+
+
+def _damaged_parts(reader: ChunkReader, rows: range) -> list[range]:
+    """The chunks inside a shard that cannot be read; none or all mean that the shard's index is gone."""
+    size = int(reader.array.chunks[0])
+    parts = [range(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size)]
+    return [part for part in parts if not _readable(reader, part)]
+
+
+def _readable(reader: ChunkReader, rows: range) -> bool:
+    try:
+        reader.read_rows(rows.start, rows.stop)
+    except DamagedChunk:
+        return False
+    return True
+
+
+def _reason(error: DamagedChunk) -> str:
+    """Why, without where and without the cure, which a list does not need to repeat."""
+    return str(error).partition("is damaged: ")[2].partition("; run ")[0]

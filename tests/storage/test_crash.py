@@ -1,0 +1,116 @@
+"""A writer that is killed at any moment loses only its own uncommitted rows, and never shows half of one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray
+
+import storage
+from storage.errors import StoreError
+from storage.store import Store
+from tests.storage.conftest import numbered
+
+KILLS = 60
+
+
+def write_for_ever(url: str, seed: int, report: Connection) -> None:
+    """Appends pieces of numbered rows until killed, and says after each how many rows it has committed."""
+    pieces = random.Random(seed)
+    store = storage.open(url)
+    while True:
+        start = store.refresh().runs.rows
+        store.append_runs(*numbered(pieces.randint(1, 60), start=start))
+        report.send(store.runs.rows)
+
+
+def hold_the_lock(url: str, report: Connection) -> None:
+    with storage.open(url).writer("runs", 5) as writer:
+        writer.arrays["x"][writer.start : writer.start + 5] = 1.0
+        report.send(writer.start)
+        time.sleep(600)
+
+
+def start(target: Callable[..., None], *arguments: object) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+    """A real process of its own; the fork server has imported what it needs, so that many are cheap."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["storage.store", "storage.chunks", __name__])
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*arguments, send), daemon=True)
+    process.start()
+    send.close()
+    return process, receive
+
+
+def kill(process: multiprocessing.process.BaseProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def reports(receive: Connection) -> list[int]:
+    found = []
+    while receive.poll():
+        try:
+            found.append(receive.recv())
+        except EOFError:
+            break
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sixty_killed_writers_lose_nothing(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=0)
+    moments = random.Random(0)
+    committed, torn = 0, 0
+    for attempt in range(KILLS):
+        process, receive = start(write_for_ever, store.url, attempt)
+        assert receive.poll(60), "the lock of a killed writer is not free"
+        time.sleep(moments.random() * 0.08)
+        kill(process)
+        said = [committed, *reports(receive)]
+        found = storage.open(store.url)
+        assert found.runs.rows >= max(said), "a committed row was lost"
+        for name, expected in zip("xtz", numbered(found.runs.rows), strict=True):
+            np.testing.assert_array_equal(found.runs.read()[name], expected)
+        assert xarray.open_zarr(store.url, group="runs").sizes["run"] == found.runs.rows
+        written = max(int(f.name.split(".")[1]) for f in Path(store.url).glob("runs/x/c.*.0"))
+        torn += written >= found.runs.blocks or any(Path(store.url).glob("runs/*/*.partial"))
+        committed = found.runs.rows
+    assert store.refresh().verify() == []
+    assert committed > KILLS
+    assert torn > 0, "no kill fell into the middle of an append: the test has lost its point"
+    store.append_runs(*numbered(1, start=committed))
+    assert not list(Path(store.url).rglob("*.partial")), "what killed writers left is swept away"
+
+
+def test_a_dead_writer_does_not_hold_the_lock(
+    make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(runs=20)
+    process, receive = start(hold_the_lock, store.url)
+    assert receive.recv() == 20
+    monkeypatch.setattr("storage.places.LOCK_WAIT", 0.2)
+    with pytest.raises(StoreError, match="another process is still writing"):
+        store.append_runs(*numbered(1, start=20))
+    kill(process)
+    store.append_runs(*numbered(7, start=20))
+    np.testing.assert_array_equal(storage.open(store.url).runs.read()["x"], numbered(27)[0])
+
+
+def test_two_writers_take_turns(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=0, observations=0)
+    one, other = storage.open(store.url), storage.open(store.url)
+    for piece in range(6):
+        (one if piece % 2 else other).append_runs(*numbered(11, start=11 * piece))
+    np.testing.assert_array_equal(store.refresh().runs.read()["z"], numbered(66)[2])

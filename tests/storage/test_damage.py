@@ -1,0 +1,91 @@
+"""A damaged chunk never passes for data: reading raises, verify names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import storage
+from storage.errors import DamagedChunk
+from storage.store import Store
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"compression": "none"},
+    {"shard_rows": 48},
+    {"compression": "none", "shard_rows": 48},
+]
+
+
+def chunk_files(store: Store) -> list[Path]:
+    return sorted(f for a in ("x", "t", "z", "y") for f in Path(store.url).glob(f"*/{a}/c.*"))
+
+
+def flip(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 0x10
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+def test_a_flipped_byte_in_any_chunk_is_found(make_store: Callable[..., Store], settings: dict[str, Any]) -> None:
+    store = make_store(runs=100, observations=20, **settings)
+    rng = np.random.default_rng(0)
+    for file in chunk_files(store):
+        whole = file.read_bytes()
+        for position in {0, len(whole) - 1, *rng.integers(len(whole), size=3).tolist()}:
+            flip(file, position)
+            damages = store.verify()
+            assert damages, f"byte {position} of {file}"
+            assert {d.file for d in damages} == {str(file.relative_to(store.url))}
+            table = store.runs if "runs" in file.parts else store.observations
+            with pytest.raises(DamagedChunk, match=file.name):
+                table.read_block(int(file.name.split(".")[1]))
+            file.write_bytes(whole)
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+@pytest.mark.parametrize("harm", ["delete", "truncate", "empty"])
+def test_lost_and_cut_files_are_found(make_store: Callable[..., Store], settings: dict[str, Any], harm: str) -> None:
+    store = make_store(runs=100, **settings)
+    file = Path(store.url) / "runs" / "z" / "c.1.0"
+    if harm == "delete":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: 0 if harm == "empty" else -7])
+    assert {d.file for d in store.verify()} == {"runs/z/c.1.0"}
+    with pytest.raises(DamagedChunk, match="ingest the data again"):
+        store.runs.read()
+
+
+def test_every_damaged_chunk_is_named_with_its_rows(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=100)
+    root = Path(store.url)
+    flip(root / "runs" / "x" / "c.0.0", 3)
+    flip(root / "runs" / "t" / "c.6.0", 3)
+    (root / "observations" / "y" / "c.0.0").unlink()
+    assert [(d.file, d.first_row, d.last_row) for d in storage.open(root).verify()] == [
+        ("runs/x/c.0.0", 0, 15),
+        ("runs/t/c.6.0", 96, 99),
+        ("observations/y/c.0.0", 0, 9),
+    ]
+
+
+def test_inside_a_shard_the_damaged_chunk_is_named(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=100, shard_rows=48)
+    flip(Path(store.url) / "runs" / "x" / "c.1.0", 2)
+    damage = store.verify()
+    assert [(d.first_row, d.last_row) for d in damage] == [(48, 63)]
+
+
+def test_a_stream_stops_at_damage(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=100)
+    flip(Path(store.url) / "runs" / "x" / "c.4.0", 5)
+    for memory in ("10 KB", "1 GB"):
+        with storage.stream(store, runs=10, memory=memory) as stream, pytest.raises(DamagedChunk, match=r"c\.4\.0"):
+            list(stream)

@@ -1,0 +1,117 @@
+"""A store behind a real S3 API on loopback."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import boto3
+import numpy as np
+import pytest
+from moto.server import ThreadedMotoServer
+
+import storage
+from storage import layout
+from storage.errors import DamagedChunk, StoreError
+from storage.places import LOCK_NAME, S3Place
+from tests.storage.conftest import PROBLEM, numbered
+
+BUCKET = "vcal-test"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    server = ThreadedMotoServer("127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as environment:
+        # The usual chain: nothing in our code knows of endpoints or keys.
+        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield f"s3://{BUCKET}"
+    server.stop()
+
+
+@pytest.fixture
+def url(server: str, request: pytest.FixtureRequest) -> str:
+    return f"{server}/{request.node.name}.zarr"
+
+
+@pytest.mark.parametrize("shard_rows", [None, 64])
+def test_append_read_stream_and_verify(url: str, shard_rows: int | None) -> None:
+    store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16, shard_rows=shard_rows)
+    store.append_runs(*numbered(50))
+    storage.open(url).append_runs(*numbered(50, start=50))
+    x, _, y = numbered(9)
+    store.append_observations(x, y, noise=y * 0 + 1)
+    found = storage.open(url)
+    np.testing.assert_array_equal(found.runs.read()["x"], numbered(100)[0])
+    assert found.verify() == []
+    assert found.stored_bytes("runs") > 0
+    with storage.stream(found, runs=30, observations=4) as stream:
+        rows = np.concatenate([batch.runs.row[batch.runs.weight > 0] for batch in stream if batch.runs is not None])
+    assert sorted(rows.tolist()) == list(range(100))
+
+
+def test_damage_is_found(url: str) -> None:
+    store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
+    store.append_runs(*numbered(50))
+    client, key = boto3.client("s3"), f"{url.removeprefix(f's3://{BUCKET}/')}/runs/z/c.1.0"
+    data = bytearray(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    data[10] ^= 1
+    client.put_object(Bucket=BUCKET, Key=key, Body=bytes(data))
+    client.delete_object(Bucket=BUCKET, Key=key.replace("/z/c.1.0", "/x/c.2.0"))
+    assert [damage.file for damage in store.verify()] == ["runs/x/c.2.0", "runs/z/c.1.0"]
+    with pytest.raises(DamagedChunk, match=r"c\.1\.0"):
+        store.runs.read_block(1)
+
+
+def test_what_is_not_there(server: str) -> None:
+    with pytest.raises(StoreError, match="there is no store at"):
+        storage.open(f"{server}/nothing.zarr")
+    with pytest.raises(StoreError, match="does the bucket exist"):
+        storage.create("s3://no-such-bucket/s.zarr", PROBLEM)
+
+
+def test_an_existing_store_is_not_overwritten(url: str) -> None:
+    storage.create(url, PROBLEM).append_runs(*numbered(3))
+    with pytest.raises(StoreError, match="already"):
+        storage.create(url, PROBLEM)
+    assert storage.open(url).runs.rows == 3
+
+
+def test_a_dead_writers_lease_runs_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
+    monkeypatch.setattr(S3Place, "LEASE", 0.5)
+    place = S3Place(url)
+    place.put(LOCK_NAME, json.dumps({"owner": "a dead writer", "until": time.time() + 1.5}).encode())
+    begun = time.time()
+    store.append_runs(*numbered(5))
+    assert time.time() - begun > 1, "the lease of a writer that may still live was not respected"
+    assert storage.open(url).runs.rows == 5
+    assert place.read(LOCK_NAME) is None
+
+
+def test_a_living_writers_lease_is_renewed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
+    monkeypatch.setattr(S3Place, "LEASE", 1.0)
+    monkeypatch.setattr("storage.places.LOCK_WAIT", 0.2)
+    with store.writer("runs", 2) as writer:
+        time.sleep(1.5)
+        with pytest.raises(StoreError, match="another process is still writing"):
+            storage.open(url).append_runs(*numbered(1))
+        for name, rows in zip("xtz", numbered(2), strict=True):
+            writer.arrays[name][0:2] = rows
+    assert storage.open(url).runs.rows == 2
+
+
+def test_a_writer_that_was_taken_for_dead_cannot_commit(url: str) -> None:
+    store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
+    other = S3Place(url)
+    with pytest.raises(StoreError, match="changed by another writer"), store.writer("runs", 2):
+        other.put("zarr.json", layout.to_bytes(store.document) + b"\n")
+    assert storage.open(url).runs.rows == 0
