@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storage.errors import DamagedChunk, IngestError, ProblemError, StoreError, StreamError, VcalError
-    from storage.ingest import ingest
+    from storage.ingestion import ingest
     from storage.problem import Problem, load_problem
     from storage.store import Store, create, exists
     from storage.store import open_store as open  # noqa: A004 - storage.open, as in zarr.open
@@ -27,7 +27,7 @@ _HOME = {
     "StoreError": "errors",
     "StreamError": "errors",
     "VcalError": "errors",
-    "ingest": "ingest",
+    "ingest": "ingestion",
     "Problem": "problem",
     "load_problem": "problem",
     "Store": "store",

@@ -35,12 +35,15 @@ def find_faults(values: NDArray[np.floating], columns: Sequence[Column]) -> tupl
             nan = np.isnan(cells)
             infinite = np.isinf(cells)
             outside = (cells < column.low - column.slack) | (cells > column.high + column.slack)
-            kinds = [("infinite", infinite), (f"out of bounds [{column.low:g}, {column.high:g}]", outside & ~infinite)]
+            kinds = [
+                ("infinite", infinite),
+                (f"out of bounds [{column.low:.10g}, {column.high:.10g}]", outside & ~infinite),
+            ]
             if not column.missing:
                 kinds.append(("missing (NaN)", nan))
             for kind, bad in kinds:
                 if count := int(bad.sum()):
                     row = int(bad.argmax())
-                    faults.append(Fault(column.name, kind, count, row, f"{cells[row]:g}"))
+                    faults.append(Fault(column.name, kind, count, row, f"{cells[row]:.10g}"))
                     valid &= ~bad
     return faults, valid

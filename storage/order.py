@@ -87,22 +87,12 @@ class Order:
         """Evenly spread offsets, so that not all shards give their odd row in the same batch."""
         return np.array([shard * GOLDEN % 1.0 for shard in range(1, self.shards + 1)])
 
-    def windows(self, shard: int) -> int:
-        return -(-len(self.shard_blocks(shard)) // self.window)
-
-    def shard_order(self, shard: int, epoch: int) -> Integers:
-        """A shard's blocks in the order of this epoch."""
+    def shard_windows(self, shard: int, epoch: int) -> list[tuple[range, ...]]:
+        """A shard's windows in the order of this epoch: the rows of the blocks of each."""
         blocks = self.shard_blocks(shard)
-        return np.array(blocks, dtype=np.int64)[self._permutation(len(blocks), _BLOCKS, epoch, shard, 0)]
-
-    def window_blocks(self, shard: int, epoch: int, window: int) -> Integers:
-        return self.shard_order(shard, epoch)[window * self.window : (window + 1) * self.window]
-
-    def window_starts(self, shard: int, epoch: int) -> Integers:
-        """Where each window begins in the shard's sequence of rows, and where the last one ends."""
-        lengths = np.array([len(self.block_range(int(block))) for block in self.shard_order(shard, epoch)])
-        inside = np.add.reduceat(lengths, np.arange(0, len(lengths), self.window))
-        return np.concatenate([[0], np.cumsum(inside)])
+        permuted = self._permutation(len(blocks), _BLOCKS, epoch, shard, 0)
+        ranges = [self.block_range(blocks[i]) for i in permuted.tolist()]
+        return [tuple(ranges[i : i + self.window]) for i in range(0, len(ranges), self.window)]
 
     def window_permutation(self, shard: int, epoch: int, window: int, rows: int) -> Integers:
         """The order of a window's rows, its blocks laid one after the other."""

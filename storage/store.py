@@ -40,6 +40,11 @@ class Writer:
     count: int
     chunk_rows: int  # of one file: what a single writing task must own
 
+    @property
+    def touched(self) -> range:
+        """The files that hold the new rows."""
+        return range(self.start // self.chunk_rows, -(-(self.start + self.count) // self.chunk_rows))
+
 
 class Store:
     """Runs and observations of one problem. Tables show the rows that were committed when the store was opened."""
@@ -84,38 +89,46 @@ class Store:
         values = _checked(table, given, self.problem, self.dtype)
         count = len(values["x"])
         if count:
-            with self.writer(table, count, noise="noise" in given) as writer:
+            with self.writer({table: count}, noise="noise" in given) as writers:
+                writer = writers[table]
                 for array, rows in values.items():
                     writer.arrays[array][writer.start : writer.start + count] = rows
 
     @contextlib.contextmanager
     def writer(
-        self, table: str, count: int, *, noise: bool = False, sources: Sequence[dict[str, Any]] = ()
-    ) -> Iterator[Writer]:
-        """Room for `count` more rows; leaving the block without an exception commits them, with one nothing is."""
+        self, counts: Mapping[str, int], *, noise: bool = False, sources: Sequence[dict[str, Any]] = ()
+    ) -> Iterator[dict[str, Writer]]:
+        """Room for so many more rows of each table; leaving the block commits all of them, with an exception none.
+
+        `noise` says whether the new observations have a noise column; `sources` go into the store's provenance.
+        """
         with self.place.lock():
             document, found = _read_document(self.place)
-            members = layout.members(document)
-            if table == "observations":
+            if counts.get("observations"):
                 self._settle_noise(document, noise)
-            arrays = [array for array in layout.TABLES[table] if f"{table}/{array}" in members]
-            start = int(members[f"{table}/x"]["shape"][0])
-            for array in arrays:
-                members[f"{table}/{array}"]["shape"][0] = start + count
-            self.place.sweep(["", *(f"{table}/{array}" for array in arrays)])
-            writable = self.place.zarr_store(read_only=False)
-            grown = {a: open_array(writable, f"{table}/{a}", members[f"{table}/{a}"]) for a in arrays}
-            block = int((grown["x"].shards or grown["x"].chunks)[0])
-            yield Writer(grown, start, count, block)
-            touched = range(start // block, -(-(start + count) // block))
-            self.place.make_durable(layout.chunk_key(table, array, index) for array in arrays for index in touched)
-            document["attributes"]["vcal"]["provenance"]["sources"] += [
-                {"table": table, **source} for source in sources
-            ]
+            writers = {table: self._grow(document, table, count) for table, count in counts.items()}
+            yield writers
+            for table, writer in writers.items():
+                self.place.make_durable(layout.chunk_key(table, a, i) for a in writer.arrays for i in writer.touched)
+            document["attributes"]["vcal"]["provenance"]["sources"] += sources
             self.place.replace(layout.ROOT, layout.to_bytes(document), found)
-            for array in arrays:  # for readers that open an array by itself
-                self.place.put(f"{table}/{array}/{layout.ROOT}", layout.to_bytes(members[f"{table}/{array}"]))
+            for table, writer in writers.items():  # for readers that open an array by itself
+                for array in writer.arrays:
+                    metadata = layout.members(document)[f"{table}/{array}"]
+                    self.place.put(f"{table}/{array}/{layout.ROOT}", layout.to_bytes(metadata))
         self._show(document)
+
+    def _grow(self, document: dict[str, Any], table: str, count: int) -> Writer:
+        """A table's arrays with room for more rows, in the document and in memory only."""
+        members = layout.members(document)
+        arrays = [array for array in layout.TABLES[table] if f"{table}/{array}" in members]
+        start = int(members[f"{table}/x"]["shape"][0])
+        for array in arrays:
+            members[f"{table}/{array}"]["shape"][0] = start + count
+        self.place.sweep(["", *(f"{table}/{array}" for array in arrays)])
+        writable = self.place.zarr_store(read_only=False)
+        grown = {a: open_array(writable, f"{table}/{a}", members[f"{table}/{a}"]) for a in arrays}
+        return Writer(grown, start, count, int((grown["x"].shards or grown["x"].chunks)[0]))
 
     def _settle_noise(self, document: dict[str, Any], noise: bool) -> None:
         """The first observations decide whether there is a noise column."""

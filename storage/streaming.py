@@ -21,9 +21,9 @@ from storage.errors import StreamError
 from storage.order import Integers, Order, check_state, plan
 from storage.store import Store
 from storage.table import Floats, Table
-from storage.windows import THREADS, Assembler, Dask, Pending, Source, Synchronous, Window
+from storage.windows import THREADS, Assembler, Dask, Pending, Rows, Source, Synchronous, Window, new_rows
 
-ROWS_TOGETHER = 32768  # assembled at once, which keeps the cost of a small batch low
+ROWS_TOGETHER = 65536  # assembled at once, which keeps the cost of a small batch low
 INDEX_BYTES = 8  # a row's number travels with it
 DEFAULT_MEMORY = "1 GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -139,13 +139,14 @@ class TableStream:
         self.shards = order.rank_shards(self.rank, self.world_size)
         self.capacity = order.capacity(self.rank, self.world_size)
         self._source: Source | None = None
+        self._memory: Rows | None = None
 
     def resume(self, state: dict[str, Any]) -> None:
         """Takes the order of a checkpoint instead of its own."""
         self._use(check_state(self.order, state, self.table.name, self.table.rows, self.table.block_rows))
 
     def close(self) -> None:
-        self._source = None
+        self._source = self._memory = None
         self.assembler.close()
 
     def parts(self, done: int, end: int | None) -> Iterator[Runs | Observations]:
@@ -172,12 +173,10 @@ class TableStream:
     def _assemble(self, cursors: list[Cursor], counts: Integers) -> Iterator[Runs | Observations]:
         """Parts of several batches at once, from how many rows each shard gives to each: (batches, shards)."""
         total = int(counts.sum())
-        rows, numbers = np.empty((total, self.table.width), self.table.dtype), np.empty(total, np.int64)
-        if not total:  # a process without rows still takes every step
-            rows, numbers = np.ones((1, self.table.width), self.table.dtype), np.array([-1])
+        gathered = self._gathered(total)
         bounds = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
         for cursor, start, stop in zip(cursors, bounds.tolist(), bounds[1:].tolist(), strict=False):
-            cursor.take(rows[start:stop], numbers[start:stop])
+            cursor.take(gathered, start, stop)
         # Rows lie shard by shard; a batch takes its piece of each shard's.
         pieces = (bounds[:-1] + np.cumsum(counts, axis=0) - counts).ravel()
         lengths = counts.ravel()
@@ -186,32 +185,37 @@ class TableStream:
         # Padding repeats a row, so that nothing that is computed from it overflows before its weight makes it vanish.
         places = np.zeros(real.shape, np.int64)
         places[real] = source
-        packed = np.take(rows, places, axis=0)
-        number, weight = np.where(real, numbers[places], -1), real.astype(self.table.dtype)
+        *arrays, row = [np.take(rows, places, axis=0) for rows in gathered]
+        row[~real] = -1
+        weight = real.astype(self.table.dtype)
         for batch in range(len(counts)):
-            arrays = {name: packed[batch, :, columns] for name, columns in self.table.slices.items()}
+            part = {name: array[batch] for name, array in zip(self.table.columns, arrays, strict=True)}
             if self.table.name == "runs":
-                yield Runs(**arrays, row=number[batch], weight=weight[batch])
+                yield Runs(**part, row=row[batch], weight=weight[batch])
             else:
-                yield Observations(arrays["x"], arrays["y"], arrays.get("noise"), number[batch], weight[batch])
+                yield Observations(part["x"], part["y"], part.get("noise"), row[batch], weight[batch])
+
+    def _gathered(self, total: int) -> Rows:
+        """Memory, used again each time, for the rows of several batches; ones for a process that has none."""
+        if self._memory is None or len(self._memory[-1]) < max(1, total):
+            self._memory = new_rows(self.table, max(1, total))
+            for array in self._memory:
+                array.fill(1)
+        return self._memory
 
     def _open_source(self) -> Source:
         """Where windows are filled from: the store, or memory if all rows of this process fit."""
         if self._source is None:
-            blocks = range(0)
-            if self.shards:
-                blocks = range(
-                    self.order.shard_blocks(self.shards[0]).start, self.order.shard_blocks(self.shards[-1]).stop
-                )
-            source = Source(self.table, self.order)
-            rows = [self.order.block_range(block) for block in blocks]
-            total, row_bytes = sum(map(len, rows)), self.table.width * self.table.dtype.itemsize
-            windows = 2 * len(self.shards) * self.order.window * self.order.block_rows * (row_bytes + INDEX_BYTES)
-            if total and total * row_bytes + windows <= self.memory:
-                cache, first = np.empty((total, self.table.width), self.table.dtype), rows[0].start
-                self.assembler.read(source, rows, [cache[r.start - first : r.stop - first] for r in rows])
-                source = Source(self.table, self.order, cache, first)
-            self._source = source
+            order = self.order
+            self._source = Source(self.table, order)
+            blocks = [order.block_range(block) for shard in self.shards for block in order.shard_blocks(shard)]
+            rows = sum(map(len, blocks))
+            windows = 2 * len(self.shards) * order.window * order.block_rows
+            if rows and (rows + windows) * (self.table.row_bytes + INDEX_BYTES) <= self.memory:
+                cache, first = new_rows(self.table, rows), blocks[0].start
+                into = [tuple(array[b.start - first : b.stop - first] for array in cache) for b in blocks]
+                self.assembler.read(self._source, blocks, into)
+                self._source = Source(self.table, order, cache)
         return self._source
 
 
@@ -222,55 +226,50 @@ class Cursor:
         self, source: Source, assembler: Assembler, shard: int, epoch: int, position: int, last_epoch: int | None
     ) -> None:
         self.source, self.assembler, self.shard, self.last_epoch = source, assembler, shard, last_epoch
-        order, table = source.order, source.table
-        if position == order.shard_rows[shard]:  # all given in this epoch already
+        if position == source.order.shard_rows[shard]:  # all given in this epoch already
             epoch, position = epoch + 1, 0
-        self.starts, self.starts_epoch = order.window_starts(shard, epoch), epoch
-        number = int(np.searchsorted(self.starts, position, side="right")) - 1
-        self.memory = [
-            (np.empty((rows, table.width), table.dtype), np.empty(rows, np.int64))
-            for rows in [int(np.diff(self.starts).max())] * 2
-        ]
-        self.used = position - int(self.starts[number])
+        self.epoch, self.windows = epoch, source.order.shard_windows(shard, epoch)
+        rows = [sum(map(len, blocks)) for blocks in self.windows]
+        starts = np.cumsum([0, *rows])
+        number = int(np.searchsorted(starts, position, side="right")) - 1
+        self.memory = [new_rows(source.table, max(rows)) for _ in range(2)]
+        self.used = position - int(starts[number])
         self.window: Window | None = None
         self.filling = self._fill(epoch, number)
 
     def _fill(self, epoch: int, number: int) -> tuple[Window, Pending] | None:
         if self.last_epoch is not None and epoch > self.last_epoch:
             return None
-        rows, index = self.memory[0]
+        if epoch != self.epoch:
+            self.epoch, self.windows = epoch, self.source.order.shard_windows(self.shard, epoch)
+        blocks, memory = self.windows[number], self.memory[0]
         self.memory.reverse()
-        if epoch != self.starts_epoch:
-            self.starts, self.starts_epoch = self.source.order.window_starts(self.shard, epoch), epoch
-        count = int(self.starts[number + 1] - self.starts[number])
-        window = Window(self.shard, epoch, number, rows[:count], index[:count])
+        count = sum(map(len, blocks))
+        window = Window(self.shard, epoch, number, blocks, tuple(array[:count] for array in memory))
         return window, self.assembler.fill(self.source, window)
 
-    def take(self, rows: Floats, index: Integers) -> None:
-        """The next rows of the shard and their numbers in the table."""
-        done = 0
-        while done < len(rows):
-            if self.window is None or self.used == len(self.window.rows):
-                self._next_window()
+    def take(self, out: Rows, start: int, stop: int) -> None:
+        """Puts the next rows of the shard into a range of `out`."""
+        while start < stop:
             window = self.window
-            assert window is not None
-            count = min(len(rows) - done, len(window.rows) - self.used)
-            rows[done : done + count] = window.rows[self.used : self.used + count]
-            index[done : done + count] = window.index[self.used : self.used + count]
+            if window is None or self.used == window.count:
+                window = self._next_window()
+            count = min(stop - start, window.count - self.used)
+            for target, rows in zip(out, window.rows, strict=True):
+                target[start : start + count] = rows[self.used : self.used + count]
             self.used += count
-            done += count
+            start += count
 
-    def _next_window(self) -> None:
-        assert self.filling is not None
-        first = self.window is None
-        self.window, pending = self.filling
+    def _next_window(self) -> Window:
+        assert self.filling is not None, "rows are taken only as long as the last epoch has some"
+        window, pending = self.filling
         pending.result()
-        if not first:
+        if self.window is not None:
             self.used = 0
-        epoch, number = self.window.epoch, self.window.number + 1
-        if number == self.source.order.windows(self.shard):
-            epoch, number = epoch + 1, 0
-        self.filling = self._fill(epoch, number)
+        self.window = window
+        last = window.number + 1 == len(self.windows)
+        self.filling = self._fill(window.epoch + 1, 0) if last else self._fill(window.epoch, window.number + 1)
+        return window
 
 
 def stream(
@@ -308,7 +307,7 @@ def stream(
         order = plan(
             table.rows,
             table.block_rows,
-            _row_bytes(table),
+            table.row_bytes + INDEX_BYTES,
             batch=size,
             seed=seed,
             shuffle=shuffle,
@@ -328,7 +327,7 @@ def _share_memory(store: Store, names: list[str], memory: int) -> dict[str, int]
         return {names[0]: memory}
     # Enough to keep a table in memory, with two windows over all of it and the readers' scratch.
     needs = {
-        table.name: (4 * table.blocks + 3 * THREADS) * table.block_rows * _row_bytes(table)
+        table.name: (4 * table.blocks + 3 * THREADS) * table.block_rows * (table.row_bytes + INDEX_BYTES)
         for table in (store.runs, store.observations)
     }
     small, large = sorted(names, key=lambda name: needs[name])
@@ -336,21 +335,10 @@ def _share_memory(store: Store, names: list[str], memory: int) -> dict[str, int]
     return {small: share, large: memory - share}
 
 
-def _row_bytes(table: Table) -> int:
-    """Bytes of a row in a window."""
-    return table.width * table.dtype.itemsize + INDEX_BYTES
-
-
 def _assembler(scheduler: str) -> Assembler:
     if scheduler == "synchronous":
         return Synchronous()
-    if scheduler == "threads":
-        return Dask()
-    if "://" in scheduler or ":" in scheduler:
-        return Dask(scheduler)
-    raise StreamError(
-        f"scheduler is '{scheduler}'; accepted: threads, synchronous, or an address such as tcp://host:8786"
-    )
+    return Dask(None if scheduler == "threads" else scheduler)
 
 
 def parse_bytes(size: int | str) -> int:

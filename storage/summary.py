@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial, reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from storage.table import Floats, Table
+from storage.workers import Task, parts_of, workers
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -71,21 +74,25 @@ def summarise(store: Store, *, most_blocks: int | None = None) -> Summary:
 
 
 def _table_moments(table: Table, most_blocks: int | None) -> _Moments:
-    import dask
-
-    blocks: Any = range(table.blocks)
+    blocks = np.arange(table.blocks)
     if most_blocks is not None and table.blocks > most_blocks:
         blocks = np.linspace(0, table.blocks - 1, most_blocks).astype(int)
-    load = dask.delayed(_block_moments)
-    zeros, nothing = np.zeros(table.width), np.full(table.width, np.nan)
-    total = _Moments(0, zeros, zeros, zeros, nothing, nothing)
-    for part in dask.compute(*(load(table, int(index)) for index in blocks), scheduler="threads"):
-        total = total.merge(part)
-    return total
+    with workers(None) as pool:
+        parts = pool.run([Task(partial(_part_moments, table, part)) for part in parts_of(blocks.tolist())])
+    return reduce(_Moments.merge, parts, _nothing(table))
+
+
+def _nothing(table: Table) -> _Moments:
+    zeros, unknown = np.zeros(len(table.names)), np.full(len(table.names), np.nan)
+    return _Moments(0, zeros, zeros, zeros, unknown, unknown)
+
+
+def _part_moments(table: Table, blocks: Sequence[int]) -> _Moments:
+    return reduce(_Moments.merge, (_block_moments(table, block) for block in blocks), _nothing(table))
 
 
 def _block_moments(table: Table, index: int) -> _Moments:
-    values = table.read_block(index).astype(np.float64)
+    values = np.concatenate(list(table.read_block(index).values()), axis=1, dtype=np.float64)
     known = ~np.isnan(values)
     count = known.sum(axis=0).astype(np.float64)
     mean = np.divide(np.where(known, values, 0.0).sum(axis=0), count, out=np.zeros_like(count), where=count > 0)

@@ -1,12 +1,10 @@
 """One table of a store, as it was when it was opened: its columns, its rows, and whole blocks of them.
 
-A block is what one file of each array holds: the unit of reading, shuffling and dealing to processes. Its rows come
-*packed*: the arrays side by side in one matrix, so that a row is one piece of memory.
+A block is what one file of each array holds: the unit of reading, shuffling and dealing to processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,22 +56,13 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """The names of a packed row's columns."""
+        """The names of all columns, array by array."""
         return [name for names in self.columns.values() for name in names]
 
     @property
-    def width(self) -> int:
-        """Columns of a packed row."""
-        return sum(reader.width for reader in self.readers.values())
-
-    @property
-    def slices(self) -> dict[str, slice]:
-        """Where each array stands in a packed row."""
-        stops = np.cumsum([reader.width for reader in self.readers.values()])
-        return {
-            array: slice(int(stop) - reader.width, int(stop))
-            for (array, reader), stop in zip(self.readers.items(), stops, strict=True)
-        }
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory."""
+        return len(self.names) * self.dtype.itemsize
 
     @property
     def blocks(self) -> int:
@@ -85,25 +74,18 @@ class Table:
         start = index * self.block_rows
         return range(start, min(start + self.block_rows, self.rows))
 
-    def read_block(self, index: int, out: Floats | None = None) -> Floats:
-        """The packed rows of one block, into `out` if given; a damaged chunk raises DamagedChunk."""
+    def read_block(self, index: int) -> dict[str, Floats]:
+        """The rows of one block in all arrays; a damaged chunk raises DamagedChunk."""
         rows = len(self.block_range(index))
-        packed = np.empty((rows, self.width), self.dtype) if out is None else out
-        for array, columns in self.slices.items():
-            packed[:, columns] = self.readers[array].read(index, rows)
-        return packed
+        return {array: reader.read(index, rows).copy() for array, reader in self.readers.items()}
 
     def read(self, start: int = 0, stop: int | None = None) -> dict[str, Floats]:
         """Rows start to stop of every array."""
         stop = self.rows if stop is None else min(stop, self.rows)
-        packed = np.empty((max(0, stop - start), self.width), self.dtype)
+        found = {a: np.empty((max(0, stop - start), len(c)), self.dtype) for a, c in self.columns.items()}
         for index in range(start // self.block_rows, -(-stop // self.block_rows) if stop > start else 0):
             rows = self.block_range(index)
             low, high = max(start, rows.start), min(stop, rows.stop)
-            packed[low - start : high - start] = self.read_block(index)[low - rows.start : high - rows.start]
-        return {array: packed[:, columns] for array, columns in self.slices.items()}
-
-    def iter_blocks(self) -> Iterator[Floats]:
-        """The packed rows of all blocks, one after the other."""
-        for index in range(self.blocks):
-            yield self.read_block(index)
+            for array, values in self.read_block(index).items():
+                found[array][low - start : high - start] = values[low - rows.start : high - rows.start]
+        return found

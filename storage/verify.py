@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from storage.chunks import ChunkReader
 from storage.errors import DamagedChunk
 from storage.layout import chunk_key
 from storage.table import Table
+from storage.workers import Task, parts_of, workers
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -27,16 +30,19 @@ class Damage(NamedTuple):
 
 def verify(store: Store) -> list[Damage]:
     """Every damaged chunk of a store, in order; an empty list says that all of it can be read."""
-    import dask
-
-    check = dask.delayed(_check_chunk)
-    jobs = [
-        check(table, array, index)
+    chunks = [
+        (table, array, index)
         for table in (store.runs, store.observations)
         for array in table.arrays
         for index in range(table.blocks)
     ]
-    return [damage for found in dask.compute(*jobs, scheduler="threads") for damage in found]
+    with workers(None) as pool:
+        found = pool.run([Task(partial(_check_chunks, part)) for part in parts_of(chunks)])
+    return [damage for part in found for damage in part]
+
+
+def _check_chunks(chunks: Sequence[tuple[Table, str, int]]) -> list[Damage]:
+    return [damage for table, array, index in chunks for damage in _check_chunk(table, array, index)]
 
 
 def _check_chunk(table: Table, array: str, index: int) -> list[Damage]:

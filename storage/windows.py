@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import StreamError
-from storage.order import Integers, Order
+from storage.order import Order
 from storage.table import Floats, Table
-
-if TYPE_CHECKING:
-    from distributed import Client
+from storage.workers import Task, workers
 
 THREADS = 4  # at most, for reading; part of the memory plan, so it does not depend on the machine
 _scratch = threading.local()
 
 
+# Rows in memory: the arrays of a table in its order, and last the numbers of the rows in the table.
+Rows = tuple[NDArray[Any], ...]
+
+
+def new_rows(table: Table, count: int) -> Rows:
+    """Memory for so many rows."""
+    arrays = [np.empty((count, len(names)), table.dtype) for names in table.columns.values()]
+    return (*arrays, np.empty(count, np.int64))
+
+
 @dataclass(frozen=True)
 class Window:
-    """Which window, and the memory that takes its rows and their numbers in the table."""
+    """Which window of which epoch, its blocks, and the memory that takes its rows."""
 
     shard: int
     epoch: int
     number: int
-    rows: Floats
-    index: Integers
+    blocks: tuple[range, ...]
+    rows: Rows
+
+    @cached_property
+    def count(self) -> int:
+        """How many rows it has."""
+        return sum(map(len, self.blocks))
 
 
 @dataclass(frozen=True)
@@ -41,42 +52,50 @@ class Source:
 
     table: Table
     order: Order
-    cache: Floats | None = None
-    first_row: int = 0  # of the cache
+    cache: Rows | None = None
 
     def fill(self, window: Window) -> None:
-        """Puts a window's rows and numbers into its memory, in the order of the epoch."""
-        order = self.order
-        blocks = [order.block_range(int(b)) for b in order.window_blocks(window.shard, window.epoch, window.number)]
-        permutation = order.window_permutation(window.shard, window.epoch, window.number, sum(map(len, blocks)))
-        numbers = np.concatenate([np.arange(block.start, block.stop) for block in blocks])
-        np.take(numbers, permutation, out=window.index[: len(permutation)], mode="clip")
-        rows = window.rows[: len(permutation)]
-        if self.cache is not None:
-            np.take(self.cache, window.index[: len(permutation)] - self.first_row, axis=0, out=rows, mode="clip")
-            return
-        packed, start = _scratch_rows(len(permutation), self.table), 0
-        for block in blocks:
-            self.read_block(block, packed[start : start + len(block)])
-            start += len(block)
-        np.take(packed, permutation, axis=0, out=rows, mode="clip")
-
-    def read_block(self, block: range, out: Floats) -> None:
-        """The rows of one block that are in the order; a block that has grown since is cut."""
-        index = block.start // self.order.block_rows
-        if len(self.table.block_range(index)) == len(block):
-            self.table.read_block(index, out)
+        """Puts a window's rows and their numbers into its memory, in the order of the epoch."""
+        blocks, (*arrays, number) = window.blocks, window.rows
+        order = self.order.window_permutation(window.shard, window.epoch, window.number, window.count)
+        if len(blocks) == 1:
+            np.add(order, blocks[0].start, out=number)
         else:
-            out[:] = self.table.read_block(index)[: len(block)]
+            numbers = np.concatenate([np.arange(block.start, block.stop) for block in blocks])
+            np.take(numbers, order, out=number, mode="clip")
+        if self.cache is not None:
+            order = number - self.cache[-1][0]
+        for i, (array, out) in enumerate(zip(self.table.columns, arrays, strict=True)):
+            rows = self._unshuffled(array, blocks, out) if self.cache is None else self.cache[i]
+            np.take(rows, order, axis=0, out=out, mode="clip")
+
+    def _unshuffled(self, array: str, blocks: Sequence[range], like: Floats) -> Floats:
+        """The rows of some blocks, until this thread reads again."""
+        if len(blocks) == 1:
+            return self.read(array, blocks[0])
+        rows, start = _scratch_rows(like), 0
+        for block in blocks:
+            rows[start : start + len(block)] = self.read(array, block)
+            start += len(block)
+        return rows
+
+    def read(self, array: str, block: range) -> Floats:
+        """A block's rows of one array, until this thread reads again; rows that came later are left out."""
+        return self.table.readers[array].read(block.start // self.order.block_rows, len(block))
+
+    def read_block(self, block: range, into: Rows) -> None:
+        """A block as it is on disk."""
+        for array, out in zip(self.table.columns, into, strict=False):
+            out[:] = self.read(array, block)
+        into[-1][:] = np.arange(block.start, block.stop)
 
 
-def _scratch_rows(rows: int, table: Table) -> Floats:
-    """This thread's memory for unshuffled rows."""
-    buffer: Floats | None = getattr(_scratch, "rows", None)
-    if buffer is None or len(buffer) < rows or buffer.shape[1] != table.width or buffer.dtype != table.dtype:
-        buffer = np.empty((rows, table.width), table.dtype)
-        _scratch.rows = buffer
-    return buffer[:rows]
+def _scratch_rows(like: Floats) -> Floats:
+    """This thread's memory for rows that are not yet shuffled."""
+    buffer: NDArray[np.uint8] | None = getattr(_scratch, "rows", None)
+    if buffer is None or len(buffer) < like.nbytes:
+        buffer = _scratch.rows = np.empty(like.nbytes, np.uint8)
+    return buffer[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 class Pending(Protocol):
@@ -89,7 +108,7 @@ class Assembler(Protocol):
     """A way to get windows filled and blocks read."""
 
     def fill(self, source: Source, window: Window) -> Pending: ...
-    def read(self, source: Source, blocks: Sequence[range], into: Sequence[Floats]) -> None: ...
+    def read(self, source: Source, blocks: Sequence[range], into: Sequence[Rows]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -99,7 +118,7 @@ class Synchronous:
     def fill(self, source: Source, window: Window) -> Pending:
         return _Later(lambda: source.fill(window))
 
-    def read(self, source: Source, blocks: Sequence[range], into: Sequence[Floats]) -> None:
+    def read(self, source: Source, blocks: Sequence[range], into: Sequence[Rows]) -> None:
         for block, out in zip(blocks, into, strict=True):
             source.read_block(block, out)
 
@@ -123,11 +142,11 @@ class Dask:
     """
 
     def __init__(self, address: str | None = None) -> None:
-        self.workers = min(THREADS, len(os.sched_getaffinity(0)))
-        self.client = _connect(address) if address else None
+        self.here = workers(None, threads=THREADS)
+        self.there = workers(address) if address else None
         self._waiting: list[tuple[Source, Window, Future[None]]] = []
         self._lock = threading.Lock()
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="vcal-windows")
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="vcal-ahead")
 
     def fill(self, source: Source, window: Window) -> Pending:
         done: Future[None] = Future()
@@ -140,13 +159,11 @@ class Dask:
         with self._lock:
             jobs, self._waiting = self._waiting, []
         try:
-            near = [partial(source.fill, window) for source, window, _ in jobs if self._is_near(source)]
-            far = [(source, window) for source, window, _ in jobs if not self._is_near(source)]
-            self._run(near)
-            self._fetch(
-                [(_shuffled, source, window.shard, window.epoch, window.number) for source, window in far],
-                [(window.rows, window.index) for _, window in far],
-            )
+            far = [(source, window) for source, window, _ in jobs if self.there and source.cache is None]
+            near = [(source, window) for source, window, _ in jobs if not self.there or source.cache is not None]
+            self.here.run([Task(partial(source.fill, window)) for source, window in near])
+            calls = [partial(_shuffled, source, replace(window, rows=())) for source, window in far]
+            self._fetch(calls, [window.rows for _, window in far])
         except BaseException as error:
             for _, _, done in jobs:
                 done.set_exception(error)  # to be raised where the window is used
@@ -154,58 +171,36 @@ class Dask:
             for _, _, done in jobs:
                 done.set_result(None)
 
-    def read(self, source: Source, blocks: Sequence[range], into: Sequence[Floats]) -> None:
-        if self.client is None:
-            self._run([partial(source.read_block, block, out) for block, out in zip(blocks, into, strict=True)])
+    def read(self, source: Source, blocks: Sequence[range], into: Sequence[Rows]) -> None:
+        if self.there:
+            self._fetch([partial(_block, source, block) for block in blocks], into)
         else:
-            self._fetch([(_block, source, block) for block in blocks], [(out,) for out in into])
+            pairs = zip(blocks, into, strict=True)
+            self.here.run([Task(partial(source.read_block, block, out)) for block, out in pairs])
 
-    def _is_near(self, source: Source) -> bool:
-        return self.client is None or source.cache is not None
-
-    def _run(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Calls with side effects on memory of this process, on Dask's threads."""
-        import dask
-
-        tasks = [dask.delayed(call, pure=False)() for call in calls]
-        dask.compute(*tasks, scheduler="threads", num_workers=self.workers, optimize_graph=False)
-
-    def _fetch(self, calls: Sequence[tuple[Any, ...]], into: Sequence[tuple[NDArray[Any], ...]]) -> None:
-        """Calls on the workers of the distributed scheduler; what they return is copied into memory given."""
-        if not calls:
-            return
-        futures = [self.client.submit(*call, pure=False) for call in calls]  # type: ignore[union-attr]
-        for arrays, memory in zip(self.client.gather(futures), into, strict=True):  # type: ignore[union-attr]
-            for array, out in zip(arrays, memory, strict=True):
-                out[: len(array)] = array
+    def _fetch(self, calls: Sequence[Callable[[], Rows]], into: Sequence[Rows]) -> None:
+        """What calls on the cluster return, copied into memory of this process."""
+        if calls and self.there:
+            for found, rows in zip(self.there.run([Task(call) for call in calls]), into, strict=True):
+                for array, out in zip(found, rows, strict=True):
+                    out[:] = array
 
     def close(self) -> None:
         self._ahead.shutdown(wait=True, cancel_futures=True)
-        if self.client is not None:
-            self.client.close()
+        self.here.close()
+        if self.there:
+            self.there.close()
 
 
-def _shuffled(source: Source, shard: int, epoch: int, number: int) -> tuple[Floats, Integers]:
+def _shuffled(source: Source, window: Window) -> Rows:
     """A window's rows and their numbers, on another machine."""
-    blocks = source.order.window_blocks(shard, epoch, number)
-    rows = sum(len(source.order.block_range(int(block))) for block in blocks)
-    table = source.table
-    window = Window(shard, epoch, number, np.empty((rows, table.width), table.dtype), np.empty(rows, np.int64))
-    source.fill(window)
-    return window.rows, window.index
+    rows = new_rows(source.table, window.count)
+    source.fill(replace(window, rows=rows))
+    return rows
 
 
-def _block(source: Source, block: range) -> tuple[Floats]:
+def _block(source: Source, block: range) -> Rows:
     """A block's rows, on another machine."""
-    out = np.empty((len(block), source.table.width), source.table.dtype)
-    source.read_block(block, out)
-    return (out,)
-
-
-def _connect(address: str) -> Client:
-    from distributed import Client
-
-    try:
-        return Client(address, timeout=10, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise StreamError(f"no Dask scheduler answers at '{address}': {error}; start one, or leave it out") from error
+    rows = new_rows(source.table, len(block))
+    source.read_block(block, rows)
+    return rows

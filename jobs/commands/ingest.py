@@ -1,6 +1,5 @@
 """`vcal ingest`: simulator files into a store."""
 
-import glob
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,8 +51,8 @@ def ingest(
 
     report = storage.ingest(
         problem,
-        runs=expand(runs or [], "--runs"),
-        observations=expand(observations or [], "--observations"),
+        runs=runs or [],
+        observations=observations or [],
         store=store,
         drop_invalid=drop_invalid,
         append=append,
@@ -66,24 +65,3 @@ def ingest(
     )
     for line in report.lines():
         stdout().print(line)
-
-
-def expand(patterns: list[str], flag: str) -> list[str]:
-    """The files that the patterns name, each pattern's in sorted order; a file whose name exists is itself."""
-    files: list[str] = []
-    for pattern in patterns:
-        if not glob.has_magic(pattern) or Path(pattern).exists():
-            files.append(pattern)
-            continue
-        found = _remote_files(pattern) if "://" in pattern else sorted(glob.glob(pattern, recursive=True))
-        if not found:
-            raise typer.BadParameter(f"no file matches '{pattern}' (from {Path.cwd()})", param_hint=flag)
-        files += found
-    return files
-
-
-def _remote_files(pattern: str) -> list[str]:
-    import fsspec
-
-    filesystem, path = fsspec.core.url_to_fs(pattern)
-    return [filesystem.unstrip_protocol(name) for name in sorted(filesystem.glob(path))]

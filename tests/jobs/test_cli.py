@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ import pytest
 
 import storage
 from jobs.cli import main
-from jobs.commands.ingest import expand
 from jobs.commands.many_values import spread
-from storage.errors import IngestError
 
 
 def vcal(*arguments: str) -> int:
@@ -119,122 +116,82 @@ def test_spread(given: str, expected: str) -> None:
     assert spread(given.split(), {"--runs", "--observations"}) == expected.split()
 
 
-class FakeReport:
-    def lines(self) -> list[str]:
-        return ["3 runs written", "[2 rows dropped]"]
-
-
 @pytest.fixture
-def ingest_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    calls: list[dict[str, Any]] = []
-
-    def record(problem: Path, **options: Any) -> FakeReport:
-        calls.append({"problem": problem, **options})
-        return FakeReport()
-
-    monkeypatch.setattr(storage, "ingest", record, raising=False)
-    return calls
-
-
-def test_ingest_hands_everything_over(
-    ingest_calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for name in ("b.csv", "a.csv"):
-        (tmp_path / name).touch()
-    pattern = str(tmp_path / "*.csv")
-    options = "--drop-invalid --append --dtype float64 --compression none --chunk-rows 10 --shard-rows 100"
-    status = vcal(
-        "ingest", "p.yaml", "--runs", pattern, "c.nc", "--runs", "d.npz", "--observations", "e.csv", "-o", "s3://bucket/s",
-        *options.split(), "--scheduler", "tcp://host:8786",
-    )  # fmt: skip
-    assert status == 0
-    assert capsys.readouterr().out == "3 runs written\n[2 rows dropped]\n"
-    assert ingest_calls == [
-        {
-            "problem": Path("p.yaml"),
-            "runs": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), "c.nc", "d.npz"],
-            "observations": ["e.csv"],
-            "store": "s3://bucket/s",
-            "drop_invalid": True,
-            "append": True,
-            "dtype": "float64",
-            "compression": "none",
-            "chunk_rows": 10,
-            "shard_rows": 100,
-            "scheduler": "tcp://host:8786",
-            "progress": True,
-        }
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["p.yaml", "--runs", "no-such-*.csv", "-o", "out"],
-        ["p.yaml", "--runs", "a.csv"],
-        ["p.yaml", "--runs", "a.csv", "-o", "out", "--dtype", "float16"],
-        ["p.yaml", "--runs", "a.csv", "-o", "out", "--chunk-rows", "0"],
-        ["--runs", "a.csv", "p.yaml", "-o", "out"],
-    ],
-    ids=["nothing matches", "no store", "unknown type", "no rows", "problem swallowed by --runs"],
-)
-def test_ingest_refuses_wrong_usage(ingest_calls: list[dict[str, Any]], arguments: list[str]) -> None:
-    assert vcal("ingest", *arguments) == 2
-    assert ingest_calls == []
-
-
-def test_ingest_errors_exit_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(*_: Any, **__: Any) -> FakeReport:
-        raise IngestError("a.csv: column 'rw' is missing")
-
-    monkeypatch.setattr(storage, "ingest", refuse, raising=False)
-    assert vcal("ingest", "p.yaml", "--runs", "a.csv", "-o", "out") == 1
-    assert capsys.readouterr().err == "error: a.csv: column 'rw' is missing\n"
-
-
-def test_ingest_and_inspect_real_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.yaml").write_text(
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to work in, with a problem and files for it."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.yaml").write_text(
         "name: line\n"
         "control_inputs: [{name: a, bounds: [0, 10]}]\n"
         "calibration_inputs: [{name: b, bounds: [0, 1]}]\n"
         "outputs: [{name: c}]\n"
     )
-    (tmp_path / "r1.csv").write_text("a,b,c\n1,0.5,3\n2,0.25,4\n")
-    (tmp_path / "r2.csv").write_text("c,b,a\n5,0.75,6\n")
-    (tmp_path / "o.csv").write_text("a,c\n7,8\n")
-    at = {name: str(tmp_path / name) for name in ("p.yaml", "r1.csv", "r2.csv", "o.csv", "s.zarr")}
-    given = ["--runs", at["r1.csv"], at["r2.csv"], "--observations", at["o.csv"], "-o", at["s.zarr"]]
-    assert vcal("ingest", at["p.yaml"], *given) == 0
+    Path("r1.csv").write_text("a,b,c\n1,0.5,3\n2,0.25,4\n")
+    Path("r2.csv").write_text("c,b,a\n5,0.75,6\n")
+    Path("faulty.csv").write_text("a,b,c\n1,0.5,3\n2,7,4\n")
+    Path("o.csv").write_text("a,c\n7,8\n")
+    return tmp_path
+
+
+def inspected(path: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
-    assert vcal("inspect", at["s.zarr"], "--verify", "--json") == 0
-    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert vcal("inspect", path, "--verify", "--json") == 0
+    return dict(json.loads(capsys.readouterr().out)["tables"])
+
+
+@pytest.mark.usefixtures("files")
+def test_ingest_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("ingest", "p.yaml", "--runs", "r1.csv", "r2.csv", "--observations", "o.csv", "-o", "s.zarr") == 0
+    assert "runs: 3 rows from 2 files" in capsys.readouterr().out
+    tables = inspected("s.zarr", capsys)
     assert tables["runs"]["first_rows"] == {"a": [1, 2, 6], "b": [0.5, 0.25, 0.75], "c": [3, 4, 5]}
     assert tables["observations"]["first_rows"] == {"a": [7], "c": [8]}
 
 
-def test_a_file_that_looks_like_a_pattern_is_a_file(tmp_path: Path) -> None:
-    odd = tmp_path / "run[1].csv"
-    odd.touch()
-    assert expand([str(odd)], "--runs") == [str(odd)]
+@pytest.mark.usefixtures("files")
+def test_ingest_options(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ["--dtype", "float64", "--compression", "none", "--chunk-rows", "2", "--shard-rows", "4"]
+    assert (
+        vcal("ingest", "p.yaml", "--runs", "r?.csv", "--runs", "faulty.csv", "--drop-invalid", *layout, "-o", "s") == 0
+    )
+    assert "dropped 1 of 5 rows" in capsys.readouterr().out
+    store = storage.open("s")
+    assert (store.runs.rows, store.dtype, store.runs.compression) == (4, "float64", "none")
+    assert (store.runs.chunk_rows, store.runs.block_rows) == (2, 4)
+    assert vcal("ingest", "p.yaml", "--runs", "r2.csv", "-o", "s") == 1
+    assert "already holds 4 runs" in capsys.readouterr().err
+    assert vcal("ingest", "p.yaml", "--runs", "r2.csv", "-o", "s", "--append") == 0
+    assert inspected("s", capsys)["runs"]["rows"] == 5
 
 
-def test_patterns_of_urls_expand(tmp_path: Path) -> None:
-    for name in ("b.csv", "a.csv", "c.txt"):
-        (tmp_path / name).touch()
-    found = expand([f"file://{tmp_path}/*.csv"], "--runs")
-    assert found == [f"file://{tmp_path}/a.csv", f"file://{tmp_path}/b.csv"]
+@pytest.mark.usefixtures("files")
+def test_ingest_on_a_scheduler_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("ingest", "p.yaml", "--runs", "r1.csv", "-o", "s", "--scheduler", "localhost") == 1
+    assert "tcp://host:8786" in capsys.readouterr().err
+    assert not Path("s").exists()
 
 
-def test_bench_prints_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[bool] = []
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["p.yaml", "--runs", "r1.csv"],
+        ["p.yaml", "--runs", "r1.csv", "-o", "out", "--dtype", "float16"],
+        ["p.yaml", "--runs", "r1.csv", "-o", "out", "--chunk-rows", "0"],
+        ["--runs", "r1.csv", "p.yaml", "-o", "out"],
+    ],
+    ids=["no store", "unknown type", "no rows", "problem swallowed by --runs"],
+)
+def test_ingest_refuses_wrong_usage(files: Path, arguments: list[str]) -> None:
+    assert vcal("ingest", *arguments) == 2
+    assert not (files / "out").exists()
 
-    def run(quick: bool) -> dict[str, Any]:
-        asked.append(quick)
-        return {"stream_rows_per_s": 12345678, "peak_rss_mb": float("nan")}
 
-    monkeypatch.setitem(sys.modules, "jobs.bench.stream", types.SimpleNamespace(run=run))
-    assert vcal("bench", "stream") == 0
-    assert "12,345,678" in capsys.readouterr().out
-    assert vcal("bench", "stream", "--quick", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"stream_rows_per_s": 12345678, "peak_rss_mb": None}
-    assert asked == [False, True]
+@pytest.mark.usefixtures("files")
+def test_ingest_errors_exit_1_and_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("ingest", "p.yaml", "--runs", "faulty.csv", "-o", "out") == 1
+    said = capsys.readouterr().err
+    assert "faulty.csv: column 'b': 1 value out of bounds [0, 1], first in row 2: 7" in said
+    assert "--drop-invalid" in said
+    assert vcal("ingest", "p.yaml", "--runs", "o.csv", "-o", "out") == 1
+    assert "column 'b' is missing" in capsys.readouterr().err
+    assert not Path("out").exists()

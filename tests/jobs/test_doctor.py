@@ -147,6 +147,7 @@ def test_the_jobs_api_of_a_cluster(monkeypatch: pytest.MonkeyPatch, dashboard: s
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_real_cluster_with_and_without_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = """
 import ray

@@ -34,7 +34,8 @@ def write_for_ever(url: str, seed: int, report: Connection) -> None:
 
 
 def hold_the_lock(url: str, report: Connection) -> None:
-    with storage.open(url).writer("runs", 5) as writer:
+    with storage.open(url).writer({"runs": 5}) as writers:
+        writer = writers["runs"]
         writer.arrays["x"][writer.start : writer.start + 5] = 1.0
         report.send(writer.start)
         time.sleep(600)

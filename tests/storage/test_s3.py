@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import boto3
+import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from moto.server import ThreadedMotoServer
+from pyarrow import csv
 
 import storage
 from storage import layout
 from storage.errors import DamagedChunk, StoreError
 from storage.places import LOCK_NAME, S3Place
+from storage.problem import parse_problem
 from tests.storage.conftest import PROBLEM, numbered
 
 BUCKET = "vcal-test"
@@ -100,18 +105,30 @@ def test_a_living_writers_lease_is_renewed(url: str, monkeypatch: pytest.MonkeyP
     store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
     monkeypatch.setattr(S3Place, "LEASE", 1.0)
     monkeypatch.setattr("storage.places.LOCK_WAIT", 0.2)
-    with store.writer("runs", 2) as writer:
+    with store.writer({"runs": 2}) as writers:
         time.sleep(1.5)
         with pytest.raises(StoreError, match="another process is still writing"):
             storage.open(url).append_runs(*numbered(1))
         for name, rows in zip("xtz", numbered(2), strict=True):
-            writer.arrays[name][0:2] = rows
+            writers["runs"].arrays[name][0:2] = rows
     assert storage.open(url).runs.rows == 2
 
 
 def test_a_writer_that_was_taken_for_dead_cannot_commit(url: str) -> None:
     store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
     other = S3Place(url)
-    with pytest.raises(StoreError, match="changed by another writer"), store.writer("runs", 2):
+    with pytest.raises(StoreError, match="changed by another writer"), store.writer({"runs": 2}):
         other.put("zarr.json", layout.to_bytes(store.document) + b"\n")
     assert storage.open(url).runs.rows == 0
+
+
+def test_files_and_store_may_lie_in_a_bucket(server: str, url: str, tmp_path: Path) -> None:
+    x, t, z = numbered(300)
+    table = pa.table({"a": x[:, 0], "b": x[:, 1], "k": t[:, 0], "f": z[:, 0]})
+    for part in (0, 1):
+        with fsspec.open(f"{server}/in/{part}.csv", "wb") as file:
+            csv.write_csv(table.slice(150 * part, 150), file)
+    storage.ingest(parse_problem(PROBLEM), runs=[f"{server}/in/*.csv"], store=url, dtype="float64", chunk_rows=64)
+    np.testing.assert_array_equal(storage.open(url).runs.read()["x"], x)
+    storage.ingest(parse_problem(PROBLEM), runs=[url], store=tmp_path / "local.zarr", dtype="float64")
+    np.testing.assert_array_equal(storage.open(tmp_path / "local.zarr").runs.read()["z"], z)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import storage
-from storage.errors import StreamError
+from storage.chunks import ChunkReader
+from storage.errors import StreamError, VcalError
 from storage.store import Store
 from storage.streaming import Batch, Stream, parse_bytes
-from storage.table import Table
 from tests.storage.conftest import PROBLEM, numbered
 
 # Small enough that windows are single blocks and nothing is kept in memory (float64 rows of 4 columns, chunks of 16).
@@ -125,15 +125,15 @@ def test_no_block_is_read_by_two_processes_nor_twice(
     make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store(runs=1000)
-    reads: list[tuple[int, int]] = []
+    reads: list[tuple[int, str, int]] = []
     reading = {"rank": 0}
-    original = Table.read_block
+    original = ChunkReader.read
 
-    def counted(self: Table, index: int, out: Any = None) -> Any:
-        reads.append((reading["rank"], index))
-        return original(self, index, out)
+    def counted(self: ChunkReader, index: int, rows: int) -> Any:
+        reads.append((reading["rank"], self.array.path, index))
+        return original(self, index, rows)
 
-    monkeypatch.setattr(Table, "read_block", counted)
+    monkeypatch.setattr(ChunkReader, "read", counted)
     for memory, epochs in ((TIGHT, 1), ("1 GB", 3)):  # data that fit are read once, however many epochs
         reads.clear()
         for rank in range(3):
@@ -141,7 +141,9 @@ def test_no_block_is_read_by_two_processes_nor_twice(
             with storage.stream(store, runs=64, rank=rank, world_size=3, memory=memory, epochs=epochs) as stream:
                 assert sum(1 for _ in range(epochs) for _ in stream) == epochs * 16
                 assert list(stream) == []
-        assert Counter(block for _, block in reads) == Counter(range(store.runs.blocks))
+        assert Counter((path, block) for _, path, block in reads) == Counter(
+            (f"runs/{array}", block) for array in "xtz" for block in range(store.runs.blocks)
+        )
 
 
 def test_epochs_and_seeds_differ_but_repeat(make_store: Callable[..., Store]) -> None:
@@ -312,7 +314,7 @@ def test_bad_settings_say_what_is_accepted(
     make_store: Callable[..., Store], settings_: dict[str, Any], said: str
 ) -> None:
     store = make_store()
-    with pytest.raises(StreamError, match=said):
+    with pytest.raises(VcalError, match=said):
         storage.stream(store, **settings_)
 
 

@@ -1,0 +1,88 @@
+"""What an ingest tells people: what was written and left out, or why nothing was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage.problem import Problem
+from storage.tally import FileFault
+
+MOST_LINES = 20
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """One table of an ingest."""
+
+    rows: int  # written
+    files: int
+    dropped: int  # rows left out
+    faults: tuple[FileFault, ...]  # why; a row may have several
+    ignored: tuple[str, ...]  # columns that the problem does not name
+    noise: bool
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What an ingest has done."""
+
+    store: str
+    tables: dict[str, TableReport]
+    dtype: str
+    why: str  # this dtype
+    seconds: float
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows written, by table."""
+        return {name: table.rows for name, table in self.tables.items()}
+
+    @property
+    def dropped(self) -> dict[tuple[str, str, str], int]:
+        """Values that cost their rows, by file, column and kind."""
+        faults = [fault for table in self.tables.values() for fault in table.faults]
+        return {(f.file, f.fault.column, f.fault.kind): f.fault.count for f in faults}
+
+    def lines(self) -> list[str]:
+        """The report in words."""
+        lines = []
+        for name, table in self.tables.items():
+            noise = ", with their noise" if table.noise else ""
+            lines.append(f"{name}: {table.rows:,} rows from {table.files:,} file{'s' * (table.files != 1)}{noise}")
+            if table.dropped:
+                lines.append(f"  dropped {table.dropped:,} of {table.rows + table.dropped:,} rows:")
+                lines += [f"    {line}" for line in _some(table.faults)]
+            if table.ignored:
+                lines.append(f"  ignored columns that the problem does not name: {_names(table.ignored)}")
+        rate = sum(self.rows.values()) / max(self.seconds, 1e-9)
+        lines.append(f"stored as {self.dtype}: {self.why}")
+        lines.append(f"{self.store} written in {self.seconds:.1f} s, {rate:,.0f} rows/s")
+        return lines
+
+
+def refusal(faults: Sequence[FileFault], problem: Problem, *, none_left: str | None = None) -> str:
+    """Why nothing was written, and what helps."""
+    kinds = {fault.fault.kind for fault in faults}
+    outputs = {output.name for output in problem.outputs}
+    cures = ["mend the files"]
+    if any(kind.startswith("out of bounds") for kind in kinds):
+        cures.append("widen the bounds in the problem file")
+    if any(f.fault.kind.startswith("missing") and f.fault.column in outputs for f in faults):
+        cures.append("set 'missing: true' for an output that may be missing")
+    if none_left is None:
+        cures.append("leave such rows out with --drop-invalid (drop_invalid=True)")
+    what = f"no row of the {none_left} can be used" if none_left else "rows that the problem does not admit"
+    cure = f"{', '.join(cures[:-1])}, or {cures[-1]}" if len(cures) > 1 else cures[0]
+    body = "\n".join(f"  {line}" for line in _some(faults))
+    return f"{what}; nothing was written:\n{body}\nTo go on, {cure}."
+
+
+def _some(faults: Sequence[FileFault]) -> list[str]:
+    lines = [str(fault) for fault in faults[:MOST_LINES]]
+    more = len(faults) - MOST_LINES
+    return [*lines, f"and {more:,} more such lines"] if more > 0 else lines
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_LINES]) + (f" and {len(names) - MOST_LINES} more" if len(names) > MOST_LINES else "")

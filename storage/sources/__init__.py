@@ -1,0 +1,47 @@
+"""Files of runs and observations, in whatever format the simulator wrote, as partitions of columns.
+
+A partition is small, picklable, and read by one task. What cannot be cut is one partition: an npz file and a gzip CSV.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+
+from storage.errors import IngestError
+from storage.sources.columns import Request, Selection
+from storage.sources.files import SUFFIXES, SourceFile, expand
+from storage.sources.partition import Partition, Piece, Plan
+
+__all__ = ["SUFFIXES", "Partition", "Piece", "Plan", "Request", "Selection", "SourceFile", "expand", "pieces", "plan"]
+
+# What the readers of the formats raise on a damaged file, or one that is not what its suffix says.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def plan(file: SourceFile, request: Request) -> Plan:
+    """Finds the columns that a table needs in a file, and cuts the file into partitions."""
+    from storage.sources import arrays, delimited, parquet
+
+    plans = {"csv": delimited.plan, "parquet": parquet.plan}
+    try:
+        return plans.get(file.format, arrays.plan)(file, request)
+    except IngestError:
+        raise
+    except UNREADABLE as error:
+        raise _unreadable(file, error) from error
+
+
+def pieces(partition: Partition) -> Iterator[Piece]:
+    """The rows of a partition; whatever goes wrong names the file."""
+    try:
+        yield from partition.pieces()
+    except IngestError:
+        raise
+    except UNREADABLE as error:
+        raise _unreadable(partition.file, error) from error
+
+
+def _unreadable(file: SourceFile, error: Exception) -> IngestError:
+    return IngestError(f"{file}: cannot be read as {file.format}: {str(error) or type(error).__name__}")

@@ -1,0 +1,40 @@
+"""Every block of Python, YAML and shell in the README works, in the order it is read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_readme_runs(root: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", (root / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert {kind for kind, _ in blocks} == {"console", "yaml", "python", "bash"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for kind, block in blocks:
+        if kind == "yaml":
+            (tmp_path / "problem.yaml").write_text(block)
+            continue
+        if kind == "console":  # the two set-up commands: this test runs inside one of them
+            assert re.findall(r"^\$ (make \w+)", block, flags=re.MULTILINE) == ["make demo", "make test"]
+            continue
+        command = [sys.executable, "-W", "error", "-c", block] if kind == "python" else ["bash", "-euc", block]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_command_table_is_complete(root: Path) -> None:
+    """The README names every command that exists."""
+    import typer
+
+    from jobs.cli import app
+
+    text = (root / "README.md").read_text()
+    names = typer.main.get_command(app).list_commands(None)  # type: ignore[attr-defined]
+    assert names
+    for name in names:
+        assert f"`vcal {name}" in text
