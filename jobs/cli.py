@@ -10,6 +10,7 @@ import typer
 from jobs.commands import bench, demo, doctor, ingest, inspect
 from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import stderr, stdout
+from storage.errors import VcalError
 
 app = typer.Typer(
     name="vcal",
@@ -50,11 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     try:
         app(args=argv, prog_name="vcal")
-    except Exception as error:
-        # Imported here because the storage package loads NumPy, which `vcal --help` does without.
-        from storage.errors import VcalError
-
-        if not isinstance(error, VcalError) or os.environ.get("VCAL_DEBUG") == "1":
+    except VcalError as error:
+        if os.environ.get("VCAL_DEBUG") == "1":
             raise
         stderr().print(f"error: {error}", style="red")
         sys.exit(1)

@@ -114,10 +114,11 @@ class LocalPlace:
             _fsync(target.parent)
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        folders = set()
+        folders = {self.path, self.path.parent}  # a file lasts only if every folder above it knows the next one
         for key in keys:
-            _fsync(self.path / key)
-            folders.add((self.path / key).parent)
+            file = self.path / key
+            _fsync(file)
+            folders.update(folder for folder in file.parents if folder.is_relative_to(self.path))
         for folder in folders:
             _fsync(folder)
 

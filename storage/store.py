@@ -188,19 +188,27 @@ def create(
         problem = parse_problem(dict(problem))
     _check_settings(dtype, compression, chunk_rows, shard_rows)
     where = place(url)
-    if where.read(layout.ROOT) is not None:
-        raise StoreError(f"there is already something at {url}; append to it, choose another path, or delete it first")
     members: dict[str, dict[str, Any]] = {}
     for table in layout.TABLES:
         members |= _table_members(table, problem, dtype, compression, chunk_rows, shard_rows, expected_rows or {})
-    for path, metadata in members.items():
-        where.put(f"{path}/{layout.ROOT}", layout.to_bytes(metadata))
-    _write_labels(where, members, problem)
-    where.make_durable(f"{path}/{layout.ROOT}" for path in members)
     provenance = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "vcal_dist": _version(), "sources": []}
     document = layout.root_document(problem, provenance, members)
-    where.replace(layout.ROOT, layout.to_bytes(document), None)
+    _refuse_existing(where)
+    with where.lock():
+        _refuse_existing(where)
+        for path, metadata in members.items():
+            where.put(f"{path}/{layout.ROOT}", layout.to_bytes(metadata))
+        _write_labels(where, members, problem)
+        where.make_durable(f"{path}/{layout.ROOT}" for path in members)
+        where.replace(layout.ROOT, layout.to_bytes(document), None)
     return Store(where, document)
+
+
+def _refuse_existing(where: Place) -> None:
+    if where.read(layout.ROOT) is not None:
+        raise StoreError(
+            f"there is already something at {where.url}; append to it, choose another path, or delete it first"
+        )
 
 
 def open_store(url: str | Path) -> Store:
@@ -234,6 +242,8 @@ def _table_members(
     columns = {array: c for array, c in layout.columns(problem, table).items() if array != "noise"}
     row_bytes = sum(map(len, columns.values())) * np.dtype(dtype).itemsize
     rows = chunk_rows or layout.default_chunk_rows(row_bytes, expected_rows.get(table))
+    if shard_rows is not None and shard_rows % rows:
+        raise StoreError(f"shard_rows is {shard_rows}; accepted: a multiple of the chunk's rows, which are {rows}")
     members = {table: layout.group_metadata()}
     for array, names in columns.items():
         label = layout.COLUMN_DIMENSION[array]
@@ -272,8 +282,6 @@ def _check_settings(dtype: str, compression: str, chunk_rows: int | None, shard_
     for name, rows in (("chunk_rows", chunk_rows), ("shard_rows", shard_rows)):
         if rows is not None and rows < 1:
             raise StoreError(f"{name} is {rows}; accepted: 1 or more")
-    if shard_rows is not None and (chunk_rows is None or shard_rows % chunk_rows):
-        raise StoreError(f"shard_rows is {shard_rows}; accepted: a multiple of chunk_rows, which is {chunk_rows}")
 
 
 def _checked(table: str, given: Mapping[str, ArrayLike], problem: Problem, dtype: np.dtype[Any]) -> dict[str, Floats]:

@@ -261,18 +261,21 @@ def test_a_distributed_scheduler_gives_the_same_batches(
     assert equal(one, global_batches(store, 1, runs=64, memory=memory, scheduler=dask_address, epochs=1))
 
 
-@pytest.mark.parametrize("order", ["sorted", "grouped"])
+@pytest.mark.parametrize("order", ["sorted", "grouped", "random"])
 @pytest.mark.parametrize("memory", ["40 windows", "1 GB"])
 def test_shuffle_quality(tmp_path: Path, order: str, memory: str) -> None:
-    """Batch means of a column that is sorted (or grouped) on disk spread like those of random samples.
+    """Batch means of a column that is sorted or grouped on disk spread at most like those of random samples.
 
-    The standard deviation of the means is compared with that of random batches without replacement. The factor is at
-    most 1.3; it is mostly far below 1, because a batch takes its share from every part of the table.
+    The standard deviation of the means is compared with that of random batches without replacement. In a table
+    without order the factor is 1 (0.8 to 1.25 here); in a sorted one it is below 0.5, because a batch takes its share
+    from every part of the table: it is a stratified sample.
     """
     rows, batch = 40_000, 250
     column = np.sort(np.random.default_rng(0).random(rows))
     if order == "grouped":
         column = np.round(column * 5) / 5
+    if order == "random":
+        column = np.random.default_rng(1).permutation(column)
     store = storage.create(tmp_path / "s.zarr", PROBLEM, dtype="float64", chunk_rows=250)
     store.append_runs(np.stack([column, column], axis=1), column, column)
     budget = "1 GB" if memory == "1 GB" else 250 * 40 * (2 * 40 + 3 * 4)
@@ -282,8 +285,8 @@ def test_shuffle_quality(tmp_path: Path, order: str, memory: str) -> None:
         for _ in range(5):
             means += [float(np.mean(b.runs.t)) for b in stream if b.runs is not None]
     assert (window == 1) == (memory != "1 GB")
-    random = column.std() / np.sqrt(batch) * np.sqrt(1 - batch / rows)
-    assert np.std(means) < 1.3 * random
+    factor = np.std(means) / (column.std() / np.sqrt(batch) * np.sqrt(1 - batch / rows))
+    assert 0.8 < factor < 1.25 if order == "random" else factor < 0.5
     np.testing.assert_allclose(np.mean(means), column.mean(), atol=1e-9)
 
 
