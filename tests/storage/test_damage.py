@@ -89,3 +89,16 @@ def test_a_stream_stops_at_damage(make_store: Callable[..., Store]) -> None:
     for memory in ("10 KB", "1 GB"):
         with storage.stream(store, runs=10, memory=memory) as stream, pytest.raises(DamagedChunk, match=r"c\.4\.0"):
             list(stream)
+
+
+def test_a_stream_goes_on_after_a_repair(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=100)
+    file = Path(store.url) / "runs" / "x" / "c.4.0"
+    whole = file.read_bytes()
+    flip(file, 5)
+    with storage.stream(store, runs=10) as stream:
+        with pytest.raises(DamagedChunk):
+            list(stream)
+        file.write_bytes(whole)
+        rows = [number for batch in stream if batch.runs is not None for number in batch.runs.row.tolist()]
+    assert sorted(rows) == list(range(100))

@@ -17,7 +17,7 @@ import storage
 from storage.chunks import ChunkReader
 from storage.errors import StreamError, VcalError
 from storage.store import Store
-from storage.streaming import Batch, Stream, parse_bytes
+from storage.streaming import Batch, Stream
 from tests.storage.conftest import PROBLEM, numbered
 
 # Small enough that windows are single blocks and nothing is kept in memory (float64 rows of 4 columns, chunks of 16).
@@ -336,11 +336,3 @@ def test_a_state_that_does_not_fit(make_store: Callable[..., Store]) -> None:
         storage.stream(smaller, runs=8, seed=1, state=state)
     with pytest.raises(StreamError, match="no rows"):
         storage.stream(make_store(runs=0, name="empty.zarr"), runs=8)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("256 MB", 256 * 10**6), ("1GiB", 2**30), ("2g", 2 * 10**9), (12, 12), ("1.5 kb", 1500), ("7", 7)],
-)
-def test_sizes_in_words(text: int | str, size: int) -> None:
-    assert parse_bytes(text) == size
