@@ -12,6 +12,8 @@ from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import stderr, stdout
 from storage.errors import VcalError
 
+INTERRUPTED = 130  # the exit status after Ctrl-C
+
 app = typer.Typer(
     name="vcal",
     help="Distributed Bayesian calibration of computer models.",
@@ -51,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     try:
         app(args=argv, prog_name="vcal")
+    except SystemExit as done:
+        if done.code == INTERRUPTED:
+            stderr().print("interrupted; what was not committed is not visible, run the command again", style="red")
+        raise
     except VcalError as error:
         if os.environ.get("VCAL_DEBUG") == "1":
             raise

@@ -62,3 +62,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(module, "open_store" if name == "open" else name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from storage.order import Integers, Order, check_state
+from storage.order import Integers, Order, check_state, window_memory
 from storage.table import Floats, Table
 from storage.windows import Assembler, Pending, Rows, Source, Window, new_rows
 
@@ -43,6 +43,10 @@ class TableStream:
     ) -> None:
         self.table, self.memory, self.assembler = table, memory, assembler
         self.rank, self.world_size = rank, world_size
+        # Batches that are assembled at once exist up to four times: gathered, arranged, and arranged before.
+        self.rows_together = min(
+            ROWS_TOGETHER, (memory - window_memory(memory)) // (4 * (table.row_bytes + INDEX_BYTES))
+        )
         self._use(order)
 
     def _use(self, order: Order) -> None:
@@ -54,7 +58,11 @@ class TableStream:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Takes the order of a checkpoint instead of its own."""
-        self._use(check_state(self.order, state, self.table.name, self.table.rows, self.table.block_rows))
+        table = self.table
+        order = check_state(
+            self.order, state, table.name, table.rows, table.block_rows, table.row_bytes + INDEX_BYTES, self.memory
+        )
+        self._use(order)
 
     def close(self) -> None:
         self._source = self._memory = None
@@ -70,7 +78,7 @@ class TableStream:
             Cursor(source, self.assembler, shard, epoch, int(position), last_epoch)
             for shard, position in zip(self.shards, self._taken(step, step)[0], strict=True)
         ]
-        together = max(1, ROWS_TOGETHER // order.batch)
+        together = max(1, self.rows_together // order.batch)
         while end is None or done < end:
             step = done % order.steps
             stop = min(step + together, order.steps)
@@ -122,7 +130,7 @@ class TableStream:
             blocks = [order.block_range(block) for shard in self.shards for block in order.shard_blocks(shard)]
             rows = sum(map(len, blocks))
             windows = 2 * len(self.shards) * order.window * order.block_rows
-            if rows and (rows + windows) * (self.table.row_bytes + INDEX_BYTES) <= self.memory:
+            if rows and (rows + windows) * (self.table.row_bytes + INDEX_BYTES) <= window_memory(self.memory):
                 cache, first = new_rows(self.table, rows), blocks[0].start
                 into = [tuple(array[b.start - first : b.stop - first] for array in cache) for b in blocks]
                 self.assembler.read(self._source, blocks, into)
@@ -143,7 +151,8 @@ class Cursor:
         rows = [sum(map(len, blocks)) for blocks in self.windows]
         starts = np.cumsum([0, *rows])
         number = int(np.searchsorted(starts, position, side="right")) - 1
-        self.memory = [new_rows(source.table, max(rows)) for _ in range(2)]
+        most = min(source.order.window * source.order.block_rows, int(source.order.shard_rows[shard]))
+        self.memory = [new_rows(source.table, most) for _ in range(2)]
         self.used = position - int(starts[number])
         self.window: Window | None = None
         self.filling = self._fill(epoch, number)

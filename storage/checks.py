@@ -30,6 +30,7 @@ def find_faults(values: NDArray[np.floating], columns: Sequence[Column]) -> tupl
     """The faults of a table (rows, columns), rows counted from 0, and which rows have none."""
     faults: list[Fault] = []
     valid = np.ones(len(values), dtype=bool)
+    names = [column.name for column in columns]
     with np.errstate(over="ignore"):
         for column, cells in zip(columns, values.T, strict=True):
             nan = np.isnan(cells)
@@ -39,7 +40,11 @@ def find_faults(values: NDArray[np.floating], columns: Sequence[Column]) -> tupl
                 ("infinite", infinite),
                 (f"out of bounds [{column.low:.10g}, {column.high:.10g}]", outside & ~infinite),
             ]
-            if not column.missing:
+            if column.noise_of is not None:
+                kinds.append(("not positive", cells <= 0))
+                nan &= ~np.isnan(values[:, names.index(column.noise_of)])
+                kinds.append(("missing (NaN) where the output is known", nan))
+            elif not column.missing:
                 kinds.append(("missing (NaN)", nan))
             for kind, bad in kinds:
                 if count := int(bad.sum()):

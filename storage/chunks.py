@@ -20,7 +20,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import LocalStore
 
-from storage.errors import DamagedChunk
+from storage.errors import DamagedChunk, StoreError
 
 ZarrArray = zarr.Array[ArrayV3Metadata]
 # Memory that each reading thread uses again and again: fresh pages cost more than decoding.
@@ -63,15 +63,18 @@ class ChunkReader:
                     raise self.damaged(index, "it changed while being read")
         except FileNotFoundError:
             raise self.damaged(index, "its file is missing") from None
-        except OSError as error:
-            raise self.damaged(index, f"it cannot be read: {error.strerror}") from error
+        except OSError as error:  # a passing fault of disk or network is not damage
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
         body, checksum = raw[:-4], raw[-4:]
         if len(raw) < 4 or google_crc32c.value(body) != int.from_bytes(checksum.tobytes(), "little"):
             raise self.damaged(index, "its checksum does not match")
         size = self.rows * self.width * self.dtype.itemsize
         if self.compressed:
             decoded = _buffer("decoded", size)
-            Zstd().decode(body, decoded)
+            try:
+                Zstd().decode(body, decoded)
+            except (ValueError, RuntimeError) as error:
+                raise self.damaged(index, f"it cannot be decompressed: {error}") from error
             body = decoded
         if len(body) != size:
             raise self.damaged(index, f"it holds {len(body)} bytes instead of {size}")
@@ -80,7 +83,9 @@ class ChunkReader:
     def _read_zarr(self, index: int, start: int, stop: int) -> NDArray[np.floating]:
         try:
             values = np.asarray(self.array[start:stop])
-        except (ValueError, RuntimeError, OSError, KeyError, IndexError) as error:
+        except OSError as error:
+            raise StoreError(f"cannot read {self.array.store}/{self.array.path}: {error}") from error
+        except (ValueError, RuntimeError, KeyError, IndexError) as error:
             raise self.damaged(index, f"it cannot be decoded: {error}") from error
         # Zarr fills in what it does not find; we write every chunk, so that a chunk of nothing but NaN is suspicious.
         if len(values) and np.isnan(values[0, 0]) and np.isnan(values).all() and not self._size(index):
@@ -99,10 +104,12 @@ class ChunkReader:
         """The error for a chunk, with its file and its rows."""
         first = index * self.rows
         last = min(first + self.rows, int(self.array.shape[0])) - 1
-        return DamagedChunk(
+        error = DamagedChunk(
             f"{self.array.store}/{self.array.path}/c.{index}.0 (rows {first} to {last}) is damaged: {why}; "
-            "run 'vcal inspect --verify' to see all damage, and ingest the data again"
+            "see all damage with 'vcal inspect --verify', then restore the file from a copy or ingest into a new store"
         )
+        error.reason = why
+        return error
 
 
 def _buffer(name: str, size: int) -> NDArray[np.uint8]:

@@ -20,6 +20,8 @@ class StoreError(VcalError):
 class DamagedChunk(StoreError):  # noqa: N818 - the name says what is damaged
     """A chunk of a store is missing, truncated or fails its checksum."""
 
+    reason = ""  # without where it is and what to do
+
 
 class StreamError(VcalError, ValueError):
     """A stream's settings or state do not fit the store."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.problem import Problem
+from storage.problem import NOISE_SUFFIX, Problem
 from storage.tally import FileFault
 
 MOST_LINES = 20
@@ -21,6 +21,7 @@ class TableReport:
     faults: tuple[FileFault, ...]  # why; a row may have several
     ignored: tuple[str, ...]  # columns that the problem does not name
     noise: bool
+    notes: tuple[str, ...]  # on files that look odd
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class IngestReport:
     dtype: str
     why: str  # this dtype
     seconds: float
+    again: tuple[str, ...] = ()  # files that had been ingested before
 
     @property
     def rows(self) -> dict[str, int]:
@@ -54,7 +56,10 @@ class IngestReport:
                 lines.append(f"  dropped {table.dropped:,} of {table.rows + table.dropped:,} rows:")
                 lines += [f"    {line}" for line in _some(table.faults)]
             if table.ignored:
-                lines.append(f"  ignored columns that the problem does not name: {_names(table.ignored)}")
+                lines.append(f"  ignored columns: {_names(table.ignored)}")
+            lines += [f"  note: {note}" for note in table.notes[:MOST_LINES]]
+        if self.again:
+            lines.append(f"note: ingested before, so that their rows may now be there twice: {_names(self.again)}")
         rate = sum(self.rows.values()) / max(self.seconds, 1e-9)
         lines.append(f"stored as {self.dtype}: {self.why}")
         lines.append(f"{self.store} written in {self.seconds:.1f} s, {rate:,.0f} rows/s")
@@ -63,10 +68,9 @@ class IngestReport:
 
 def refusal(faults: Sequence[FileFault], problem: Problem, *, none_left: str | None = None) -> str:
     """Why nothing was written, and what helps."""
-    kinds = {fault.fault.kind for fault in faults}
     outputs = {output.name for output in problem.outputs}
     cures = ["mend the files"]
-    if any(kind.startswith("out of bounds") for kind in kinds):
+    if any(f.fault.kind.startswith("out of bounds") and not f.fault.column.endswith(NOISE_SUFFIX) for f in faults):
         cures.append("widen the bounds in the problem file")
     if any(f.fault.kind.startswith("missing") and f.fault.column in outputs for f in faults):
         cures.append("set 'missing: true' for an output that may be missing")
@@ -75,7 +79,7 @@ def refusal(faults: Sequence[FileFault], problem: Problem, *, none_left: str | N
     what = f"no row of the {none_left} can be used" if none_left else "rows that the problem does not admit"
     cure = f"{', '.join(cures[:-1])}, or {cures[-1]}" if len(cures) > 1 else cures[0]
     body = "\n".join(f"  {line}" for line in _some(faults))
-    return f"{what}; nothing was written:\n{body}\nTo go on, {cure}."
+    return f"{what}; nothing was written (rows are counted from 1, below the header):\n{body}\nTo go on, {cure}."
 
 
 def _some(faults: Sequence[FileFault]) -> list[str]:

@@ -24,7 +24,7 @@ from storage.ingest_report import IngestReport, TableReport, refusal
 from storage.precision import Range, choose
 from storage.problem import Column, Problem, load_problem
 from storage.sources import Partition, Plan, Request, SourceFile, expand, plan
-from storage.store import Store, Writer, create, exists, open_store
+from storage.store import Store, Writer, check_new, create, exists, open_store
 from storage.tally import FileFault, Tally, kept_rows, of_file, tally
 from storage.workers import Task, Workers, workers
 
@@ -80,7 +80,8 @@ class Judged:
         """What the user hears of it."""
         ignored = dict.fromkeys(name for p in self.plans for name in p.selection.ignored)
         dropped = sum(t.rows - t.kept for ts in self.tallies for t in ts)
-        return TableReport(self.kept, len(self.plans), dropped, tuple(self.faults), tuple(ignored), self.noise)
+        notes = tuple(f"{p.file}: {p.note}" for p in self.plans if p.note)
+        return TableReport(self.kept, len(self.plans), dropped, tuple(self.faults), tuple(ignored), self.noise, notes)
 
 
 def ingest(
@@ -126,9 +127,10 @@ def ingest(
         if target is None:
             expected = {part.table: part.kept for part in judged}
             target = create(store, problem, dtype=chosen, expected_rows=expected, **settings)
+        again = _seen_before(judged, target)
         _write(pool, judged, target)
     tables = {part.table: part.report() for part in judged}
-    return IngestReport(str(store), tables, chosen, why, time.perf_counter() - began)
+    return IngestReport(str(store), tables, chosen, why, time.perf_counter() - began, again)
 
 
 def _target(
@@ -136,6 +138,9 @@ def _target(
 ) -> Store | None:
     """The store to continue with, None where there is none; refuses one that must not be touched."""
     if not exists(url):
+        if append:
+            raise StoreError(f"there is no store at {url} to append to; check the path, or leave out --append")
+        check_new(url)
         return None
     store = open_store(url)
     rows = store.runs.rows + store.observations.rows
@@ -146,14 +151,16 @@ def _target(
         )
     differing = differences(store.problem.model_dump(), problem.model_dump())
     if differing:
-        raise StoreError(f"the store {url} is of another problem:\n" + "\n".join(f"  - {line}" for line in differing))
+        cure = "ingest into a new store" if rows else "it has no rows: delete it, or choose another path"
+        listed = "\n".join(f"  - {line}" for line in differing)
+        raise StoreError(f"the store {url} is of another problem; {cure}:\n{listed}")
     runs = store.runs
     found = {"dtype": str(store.dtype), "compression": runs.compression, "chunk_rows": runs.chunk_rows}
     found["shard_rows"] = runs.block_rows if runs.block_rows != runs.chunk_rows else None
     wanted = {"dtype": None if dtype == "auto" else dtype} | ({} if rows else dict(settings))
     for key, value in found.items():
         if wanted.get(key) not in (None, value):
-            cure = "leave it out, or choose another path" if rows else "it has no rows: delete it, or leave it out"
+            cure = f"leave out {key}, or choose another path" if rows else "the store has no rows: delete it"
             raise StoreError(f"the store {url} has {key} {value}, not {wanted[key]}; {cure}")
     return store
 
@@ -255,6 +262,12 @@ def _writing_tasks(part: Judged, writer: Writer, at_a_time: int) -> list[Task]:
         spans = [(low, high) for _, low, high in needed]
         tasks.append(Task(partial(write_block, writer.arrays, start, spans), [reads[i] for i, _, _ in needed]))
     return tasks
+
+
+def _seen_before(judged: Sequence[Judged], store: Store) -> tuple[str, ...]:
+    """The files whose rows the store has already."""
+    known = {(source["table"], source["file"]) for source in store.provenance["sources"]}
+    return tuple(str(p.file) for part in judged for p in part.plans if (part.table, str(p.file)) in known)
 
 
 def block_edges(start: int, count: int, chunk_rows: int, rows: int) -> list[int]:

@@ -12,10 +12,11 @@ half a row. The arrays' own `zarr.json` follow after the commit.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from storage.errors import StoreError
-from storage.problem import Column, Problem
+from storage.problem import Column, Problem, Variable
 
 SCHEMA = 1
 ROOT = "zarr.json"
@@ -88,13 +89,18 @@ def array_metadata(
     }
 
 
-def label_metadata(dimension: str, problem: Problem) -> dict[str, Any]:
-    """The metadata of the names along a dimension, with the units and descriptions that belong to them."""
-    variables = {
+def labelled(problem: Problem) -> dict[str, Sequence[Variable]]:
+    """What the labelled dimensions run over."""
+    return {
         "control_input": problem.control_inputs,
         "calibration_input": problem.calibration_inputs,
         "output": problem.outputs,
-    }[dimension]
+    }
+
+
+def label_metadata(dimension: str, problem: Problem) -> dict[str, Any]:
+    """The metadata of the names along a dimension, with the units and descriptions that belong to them."""
+    variables = labelled(problem)[dimension]
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -103,7 +109,7 @@ def label_metadata(dimension: str, problem: Problem) -> dict[str, Any]:
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [len(variables)]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": "",
-        "codecs": [{"name": "vlen-utf8", "configuration": {}}],
+        "codecs": [{"name": "vlen-utf8", "configuration": {}}, {"name": "crc32c"}],
         "attributes": {
             "units": [v.unit for v in variables],
             "description": [v.description for v in variables],
@@ -132,9 +138,11 @@ def parse_root(data: bytes, url: str) -> dict[str, Any]:
     """The root document of a store of this schema, or an error that says what was found instead."""
     try:
         document = json.loads(data)
-        vcal = document["attributes"]["vcal"]
-        schema = vcal["schema"]
-    except (ValueError, KeyError, TypeError):
+    except ValueError as error:
+        raise StoreError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy, or make the store anew") from None
+    try:
+        schema = document["attributes"]["vcal"]["schema"]
+    except (KeyError, TypeError):
         raise StoreError(
             f"{url} is not a vcal store (its {ROOT} does not say so); make one with 'vcal ingest' or storage.create"
         ) from None

@@ -9,6 +9,8 @@ batches are the same for one process or many.
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from storage.errors import StreamError
 
 MOST_SHARDS = 64
+THREADS = 4  # at most, for reading; part of the memory plan, so it does not depend on the machine
 GOLDEN = (5**0.5 - 1) / 2
 # Purposes of random numbers, so that no two share a key.
 _BLOCKS, _ROWS = 0, 1
@@ -34,9 +37,10 @@ class Order:
     block_rows: int
     shards: int
     window: int  # blocks that a shard shuffles together
-    batch: int  # rows of a global batch
+    batch: int  # rows of a global batch, as asked for
     seed: int
     shuffle: bool = True
+    stream: int = 0  # which table: each has permutations of its own
 
     @property
     def blocks(self) -> int:
@@ -101,7 +105,7 @@ class Order:
     def _permutation(self, n: int, purpose: int, epoch: int, shard: int, window: int) -> Integers:
         if not self.shuffle:
             return np.arange(n)
-        return permutation(n, key=(self.seed, purpose), counter=(0, window, shard, epoch))
+        return permutation(n, key=(self.seed, 2 * self.stream + purpose), counter=(0, window, shard, epoch))
 
     def rank_shards(self, rank: int, world_size: int) -> range:
         """The shards of a process: neighbours, so that batches of all processes line up in the order of shards."""
@@ -110,7 +114,7 @@ class Order:
     def capacity(self, rank: int, world_size: int) -> int:
         """Rows that a process' part of a batch can have; every part is padded to it."""
         if world_size == 1:
-            return self.batch
+            return min(self.batch, self.rows)
         own = self.rank_shards(rank, world_size)
         share = int(self.shard_rows[own.start : own.stop].sum())
         # A shard's part of a batch differs by less than 1 from its share of at most batch + shards rows.
@@ -142,8 +146,20 @@ def _count(n: int) -> NDArray[np.uint64]:
     return np.arange(n, dtype=np.uint64)
 
 
+def memory_need(order: Order, row_bytes: int) -> int:
+    """Bytes that windows need: each shard holds two, a reading thread one before it is shuffled and a chunk twice."""
+    window_rows = min(order.window * order.block_rows, order.rows)
+    readers = min(THREADS, order.blocks)
+    return (2 * order.shards * window_rows + readers * (window_rows + 2 * order.block_rows)) * row_bytes
+
+
+def window_memory(memory: int) -> int:
+    """The part of a budget that windows may use; the rest is for putting batches together."""
+    return memory - memory // 4
+
+
 def plan(
-    rows: int, block_rows: int, row_bytes: int, *, batch: int, seed: int, shuffle: bool, memory: int, threads: int
+    rows: int, block_rows: int, row_bytes: int, *, batch: int, seed: int, shuffle: bool, memory: int, stream: int = 0
 ) -> Order:
     """The order that a memory budget allows: as many shards as possible, then as large windows as possible."""
     if batch < 1:
@@ -151,31 +167,45 @@ def plan(
     if rows < 1:
         raise StreamError("there are no rows to stream; ingest some, or leave this table out")
     blocks = -(-rows // block_rows)
-    block_bytes = block_rows * row_bytes
-    # A shard holds two windows; a reading thread holds a window before it is shuffled, and a chunk twice.
-    shards = min(MOST_SHARDS, blocks, (memory - 3 * threads * block_bytes) // (2 * block_bytes))
-    if shards < 1:
-        need = (2 + 3 * threads) * block_bytes
+
+    def order(shards: int, window: int) -> Order:
+        return Order(rows, block_rows, shards, window, batch, seed, shuffle, stream)
+
+    def fits(shards: int, window: int) -> bool:
+        return memory_need(order(shards, window), row_bytes) <= window_memory(memory)
+
+    if not fits(1, 1):
+        block, least = block_rows * row_bytes / 1e6, memory_need(order(1, 1), row_bytes) * 4 / 3 / 1e6
         raise StreamError(
-            f"a memory budget of {memory / 1e6:.0f} MB is too small for blocks of {block_bytes / 1e6:.1f} MB; "
-            f"give at least {need / 1e6:.0f} MB, or make the store with smaller chunks or shards"
+            f"a memory budget of {memory / 1e6:.3g} MB is too small for blocks of {block:.3g} MB; give at least "
+            f"{least:.3g} MB, or make the store with smaller chunks or shards"
         )
-    window = (memory - 2 * threads * block_bytes) // ((2 * shards + threads) * block_bytes)
-    window = min(window, -(-blocks // shards))
-    return Order(rows, block_rows, shards, window, min(batch, rows), seed, shuffle)
+    shards = bisect.bisect_left(range(min(MOST_SHARDS, blocks)), True, key=lambda i: not fits(i + 1, 1))
+    window = bisect.bisect_left(range(-(-blocks // shards)), True, key=lambda i: not fits(shards, i + 1))
+    return order(shards, window)
 
 
-def check_state(order: Order, state: dict[str, Any], table: str, rows: int, block_rows: int) -> Order:
-    """The order of a checkpoint, if it continues what was asked for and the store still has its rows."""
-    saved = Order(**state)
-    for name in ("batch", "seed", "shuffle"):
+def check_state(
+    order: Order, state: Mapping[str, Any], table: str, rows: int, block_rows: int, row_bytes: int, memory: int
+) -> Order:
+    """The order of a checkpoint, if it continues what was asked for, the store has its rows, and they fit."""
+    try:
+        saved = Order(**state)
+    except TypeError as error:
+        raise StreamError(f"{table}: the state is not one of a stream: {error}") from None
+    for name in ("batch", "seed", "shuffle", "stream"):
         asked, before = getattr(order, name), getattr(saved, name)
-        # A batch larger than the table is cut to it, and the table may have grown since.
-        if asked != before and not (name == "batch" and before == saved.rows):
+        if asked != before:
             raise StreamError(f"{table}: cannot resume with {name} {asked!r}, the checkpoint has {before!r}")
     if saved.block_rows != block_rows or saved.rows > rows:
         raise StreamError(
             f"{table}: the checkpoint is from a store with {saved.rows} rows in blocks of {saved.block_rows}, "
             f"this one has {rows} in blocks of {block_rows}; resume with the store it began with"
+        )
+    need = memory_need(saved, row_bytes)
+    if need > window_memory(memory):
+        raise StreamError(
+            f"{table}: the checkpoint needs a memory budget of {need * 4 / 3 / 1e6:.3g} MB, given are "
+            f"{memory / 1e6:.3g} MB; resume with at least the memory that the stream began with"
         )
     return saved

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import socket
 import threading
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 LOCK_NAME = ".writer.lock"
 LOCK_WAIT = 60.0  # seconds that an append waits for another writer before it gives up
+LOCK_NOTICE = 2.0  # seconds until it says so
+OWN_NAMES = {LOCK_NAME, "runs", "observations"}
+_log = logging.getLogger("storage")
 
 
 class Place(Protocol):
@@ -38,8 +42,11 @@ class Place(Protocol):
     def replace(self, key: str, data: bytes, version: str | None) -> None:
         """Replaces a file durably in one atomic step; refuses if it is no longer `version` (None: it must be new)."""
 
+    def refuse_foreign(self) -> None:
+        """Raises if a new store here would mix with what does not belong to one."""
+
     def put(self, key: str, data: bytes) -> None:
-        """Writes a small file, whatever stood there; whole or not at all, but not yet durable."""
+        """Writes a small file, whatever stood there; whole or not at all."""
 
     def make_durable(self, keys: Iterable[str]) -> None:
         """Returns when these chunks would survive a power failure."""
@@ -53,8 +60,11 @@ class Place(Protocol):
     def sweep(self, prefixes: Iterable[str]) -> None:
         """Removes what writers that died have left half-written. Only under the lock."""
 
+    def prepare(self) -> None:
+        """Makes room for a new store."""
+
     def zarr_store(self, *, read_only: bool) -> ZarrStore:
-        """The same place as Zarr sees it."""
+        """The same place as Zarr sees it; every value it writes is whole and durable before it replaces another."""
 
 
 def place(url: str | Path) -> Place:
@@ -88,37 +98,40 @@ class LocalPlace:
             raise StoreError(f"cannot read {self.path / key}: {error.strerror}") from error
         return data, ""  # the lock suffices here: it cannot expire under a living writer
 
+    def refuse_foreign(self) -> None:
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise StoreError(f"{self.url} is a file; a store is a directory: choose another path")
+        # What an interrupted creation leaves behind may be used again.
+        foreign = [f.name for f in self.path.iterdir() if f.name not in OWN_NAMES and f.suffix != ".partial"]
+        if foreign:
+            raise StoreError(f"the directory {self.url} holds other things ('{foreign[0]}', …); choose another path")
+
+    def prepare(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make {self.url}: {error.strerror}; choose another path") from error
+
     def replace(self, key: str, data: bytes, version: str | None) -> None:
         target = self.path / key
         if version is None and target.exists():
             raise StoreError(f"{target} exists already")
-        self._write(target, data, durable=True)
+        self.put(key, data)
+        _fsync(target.parent)
 
     def put(self, key: str, data: bytes) -> None:
-        self._write(self.path / key, data, durable=False)
-
-    def _write(self, target: Path, data: bytes, *, durable: bool) -> None:
-        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(data)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            partial.replace(target)
+            write_durably(self.path / key, data)
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise StoreError(f"cannot write {target}: {error.strerror}") from error
-        if durable:
-            _fsync(target.parent)
+            raise StoreError(f"cannot write {self.path / key}: {error.strerror}") from error
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        folders = {self.path, self.path.parent}  # a file lasts only if every folder above it knows the next one
+        # What a file holds is durable already; the file lasts if every folder above it knows the next one.
+        folders = {self.path, self.path.parent}
         for key in keys:
-            file = self.path / key
-            _fsync(file)
-            folders.update(folder for folder in file.parents if folder.is_relative_to(self.path))
+            folders.update(folder for folder in (self.path / key).parents if folder.is_relative_to(self.path))
         for folder in folders:
             _fsync(folder)
 
@@ -126,16 +139,21 @@ class LocalPlace:
     def lock(self) -> Iterator[None]:
         import filelock
 
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(self.path / LOCK_NAME, timeout=LOCK_WAIT)
+        lock = filelock.FileLock(self.path / LOCK_NAME)
         try:
-            lock.acquire()
+            try:
+                lock.acquire(timeout=min(LOCK_NOTICE, LOCK_WAIT))
+            except filelock.Timeout:
+                _log.warning("waiting for another process that writes to %s", self.url)
+                lock.acquire(timeout=LOCK_WAIT)
         except filelock.Timeout:
             raise StoreError(
                 f"another process is still writing to {self.url} after {LOCK_WAIT:g} s; wait for it or stop it"
             ) from None
         except NotImplementedError as error:
             raise StoreError(f"the file system of {self.url} has no file locks; mount it with them: {error}") from error
+        except OSError as error:
+            raise StoreError(f"cannot write to {self.url}: {error.strerror}; choose another path") from error
         try:
             yield
         finally:
@@ -153,9 +171,24 @@ class LocalPlace:
                         Path(entry.path).unlink(missing_ok=True)
 
     def zarr_store(self, *, read_only: bool) -> ZarrStore:
-        from zarr.storage import LocalStore
+        from storage.durable import DurableStore
 
-        return LocalStore(self.path, read_only=read_only)
+        return DurableStore(self.path, read_only=read_only)
+
+
+def write_durably(target: Path, data: Any) -> None:
+    """Replaces a file in one step by one that is on disk: after a power failure it is the old one or the new one."""
+    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _fsync(path: Path) -> None:
@@ -170,7 +203,9 @@ class S3Place:
     """A prefix of an S3 bucket. Puts are atomic and durable; conditional puts guard the commit and the lock.
 
     The lock is a lease: its holder renews it while it lives, so that a dead writer's lock runs out after
-    `LEASE` seconds. Credentials and endpoint come from the environment's usual chain (botocore's).
+    `LEASE` seconds. A writer that could not renew it (no network for that long, a clock that is off by as much) may
+    be taken for dead; it then cannot commit, but a chunk it still writes may damage the rows of its successor:
+    object stores have no way to refuse it. Credentials and endpoint come from the usual chain (botocore's).
     """
 
     LEASE = 60.0
@@ -196,6 +231,12 @@ class S3Place:
         except OSError as error:
             raise StoreError(f"cannot read s3://{path}: {error}") from error
 
+    def refuse_foreign(self) -> None:
+        """A prefix is nobody's; other objects below it do no harm."""
+
+    def prepare(self) -> None:
+        """A prefix needs no room."""
+
     def replace(self, key: str, data: bytes, version: str | None) -> None:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         self._put(key, data, **condition)
@@ -220,8 +261,11 @@ class S3Place:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        give_up = time.monotonic() + LOCK_WAIT + self.LEASE
+        give_up, notice = time.monotonic() + LOCK_WAIT + self.LEASE, time.monotonic() + LOCK_NOTICE
         while not self._take(owner):
+            if time.monotonic() > notice:
+                _log.warning("waiting for another process that writes to %s", self.url)
+                notice = give_up
             if time.monotonic() > give_up:
                 raise StoreError(f"another process is still writing to {self.url}; wait for it or stop it")
             time.sleep(min(1.0, self.LEASE / 20))
@@ -233,7 +277,8 @@ class S3Place:
         finally:
             done.set()
             keeper.join()
-            self._files.rm_file(f"{self.root}/{LOCK_NAME}")
+            if self._holds(owner):
+                self._files.rm_file(f"{self.root}/{LOCK_NAME}")
 
     def _take(self, owner: str) -> bool:
         """Takes the lease if nobody has it or it has run out; a conditional put lets only one of several win."""
@@ -254,11 +299,14 @@ class S3Place:
 
     def _keep(self, owner: str, done: threading.Event) -> None:
         while not done.wait(self.LEASE / 4):
-            found = self.read(LOCK_NAME)
-            if found is None or json.loads(found[0])["owner"] != owner:
-                return  # taken over; the commit's own condition will refuse
-            with contextlib.suppress(StoreError):
-                self.replace(LOCK_NAME, self._lease(owner), found[1])
+            with contextlib.suppress(StoreError):  # a passing fault: there are three more tries in a lease
+                found = self.read(LOCK_NAME)
+                if found and json.loads(found[0])["owner"] == owner:
+                    self.replace(LOCK_NAME, self._lease(owner), found[1])
+
+    def _holds(self, owner: str) -> bool:
+        found = self.read(LOCK_NAME)
+        return found is not None and json.loads(found[0])["owner"] == owner
 
     def sizes(self, prefix: str) -> dict[str, int]:
         found = self._files.find(f"{self.root}/{prefix}", detail=True)

@@ -89,7 +89,7 @@ class TruncatedNormal(Strict):
     high: Finite
 
     def __str__(self) -> str:
-        return f"normal({self.mean:g}, sd {self.sd:g}) on ({self.low:g}, {self.high:g})"
+        return f"truncated normal({self.mean:g}, sd {self.sd:g}) on ({self.low:g}, {self.high:g})"
 
     @property
     def centre(self) -> float:

@@ -114,6 +114,7 @@ class Column(Strict):
     high: float = math.inf
     missing: bool = False
     optional: bool = False
+    noise_of: str | None = None  # the output whose standard deviation this is: positive, and known where that is known
 
     @property
     def slack(self) -> float:
@@ -157,7 +158,7 @@ class Problem(Strict):
     def observations_columns(self) -> dict[str, tuple[Column, ...]]:
         """The columns of the table of observations, by array: x, y and the optional noise of y."""
         noise = tuple(
-            Column(name=o.name + NOISE_SUFFIX, low=0.0, optional=True, missing=o.missing) for o in self.outputs
+            Column(name=o.name + NOISE_SUFFIX, optional=True, missing=o.missing, noise_of=o.name) for o in self.outputs
         )
         return {"x": _inputs(self.control_inputs), "y": self._outputs(), "noise": noise}
 
@@ -186,6 +187,8 @@ def load_problem(path: str | Path) -> Problem:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ProblemError(f"{path} is not valid YAML: {error}") from error
+    if data is None:
+        raise ProblemError(f"{path} is empty; a problem file has the keys {', '.join(Problem.model_fields)}")
     return parse_problem(data, source=str(path))
 
 

@@ -20,13 +20,13 @@ from numpy.typing import ArrayLike
 
 from storage import layout
 from storage.checks import find_faults
+from storage.chunks import ChunkReader, ZarrArray
 from storage.errors import IngestError, StoreError
 from storage.places import Place, place
-from storage.problem import Problem, load_problem, parse_problem
+from storage.problem import Column, Problem, load_problem, parse_problem
 from storage.table import Floats, Table, open_array
 
 if TYPE_CHECKING:
-    from storage.chunks import ZarrArray
     from storage.summary import Summary
     from storage.verify import Damage
 
@@ -112,11 +112,11 @@ class Store:
                 self.place.make_durable(layout.chunk_key(table, a, i) for a in writer.arrays for i in writer.touched)
             document["attributes"]["vcal"]["provenance"]["sources"] += sources
             self.place.replace(layout.ROOT, layout.to_bytes(document), found)
-            for table, writer in writers.items():  # for readers that open an array by itself
-                for array in writer.arrays:
-                    metadata = layout.members(document)[f"{table}/{array}"]
-                    self.place.put(f"{table}/{array}/{layout.ROOT}", layout.to_bytes(metadata))
-        self._show(document)
+            self._show(document)
+            # For readers that open an array by itself. The rows are committed: nothing may look like a failure now.
+            with contextlib.suppress(StoreError):
+                for path in (f"{table}/{array}" for table, writer in writers.items() for array in writer.arrays):
+                    self.place.put(f"{path}/{layout.ROOT}", layout.to_bytes(layout.members(document)[path]))
 
     def _grow(self, document: dict[str, Any], table: str, count: int) -> Writer:
         """A table's arrays with room for more rows, in the document and in memory only."""
@@ -128,7 +128,11 @@ class Store:
         self.place.sweep(["", *(f"{table}/{array}" for array in arrays)])
         writable = self.place.zarr_store(read_only=False)
         grown = {a: open_array(writable, f"{table}/{a}", members[f"{table}/{a}"]) for a in arrays}
-        return Writer(grown, start, count, int((grown["x"].shards or grown["x"].chunks)[0]))
+        writer = Writer(grown, start, count, int((grown["x"].shards or grown["x"].chunks)[0]))
+        if start % writer.chunk_rows:  # the last chunk will be read and written again: better know now that it is sound
+            for existing in grown.values():
+                ChunkReader(existing).read(start // writer.chunk_rows, start % writer.chunk_rows)
+        return writer
 
     def _settle_noise(self, document: dict[str, Any], noise: bool) -> None:
         """The first observations decide whether there is a noise column."""
@@ -179,7 +183,7 @@ def create(
 ) -> Store:
     """A new, empty store.
 
-    `compression` is "zstd" or "none". `chunk_rows` are rows of a chunk (by default about 1 MiB over all columns,
+    `compression` is "zstd" or "none". `chunk_rows` are rows of a chunk (by default about 1 to 2 MiB over all columns,
     fewer if `expected_rows` are few); with `shard_rows`, a multiple, many chunks share one file, for object stores.
     """
     if isinstance(problem, str | Path):
@@ -194,6 +198,7 @@ def create(
     provenance = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "vcal_dist": _version(), "sources": []}
     document = layout.root_document(problem, provenance, members)
     _refuse_existing(where)
+    where.prepare()
     with where.lock():
         _refuse_existing(where)
         for path, metadata in members.items():
@@ -209,6 +214,12 @@ def _refuse_existing(where: Place) -> None:
         raise StoreError(
             f"there is already something at {where.url}; append to it, choose another path, or delete it first"
         )
+    where.refuse_foreign()
+
+
+def check_new(url: str | Path) -> None:
+    """Raises now what `create` would raise later because of what lies at the path."""
+    _refuse_existing(place(url))
 
 
 def open_store(url: str | Path) -> Store:
@@ -262,11 +273,7 @@ def _table_members(
 
 def _write_labels(where: Place, members: dict[str, dict[str, Any]], problem: Problem) -> None:
     """The names along each labelled dimension."""
-    names = {
-        "control_input": [v.name for v in problem.control_inputs],
-        "calibration_input": [v.name for v in problem.calibration_inputs],
-        "output": [v.name for v in problem.outputs],
-    }
+    names = {dimension: [v.name for v in variables] for dimension, variables in layout.labelled(problem).items()}
     writable = where.zarr_store(read_only=False)
     for path, metadata in members.items():
         label = path.rpartition("/")[2]
@@ -286,31 +293,36 @@ def _check_settings(dtype: str, compression: str, chunk_rows: int | None, shard_
 
 def _checked(table: str, given: Mapping[str, ArrayLike], problem: Problem, dtype: np.dtype[Any]) -> dict[str, Floats]:
     """The rows as matrices of the store's type, or an error that names what does not fit."""
-    values: dict[str, Floats] = {}
-    for array, rows in given.items():
-        columns = layout.columns(problem, table)[array]
-        try:
-            matrix = np.asarray(rows, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise IngestError(f"{table} {array}: not an array of numbers ({error})") from None
-        if matrix.ndim == 1 and len(columns) == 1:
-            matrix = matrix[:, None]
-        if matrix.ndim != 2 or matrix.shape[1] != len(columns):
-            names = ", ".join(column.name for column in columns)
-            raise IngestError(f"{table} {array}: shape is {matrix.shape}, accepted: (rows, {len(columns)}) for {names}")
-        faults, _ = find_faults(matrix, columns)
-        if faults:
-            raise IngestError("\n".join(f"{table} {array}: {fault} (rows counted from 0)" for fault in faults))
-        with np.errstate(over="ignore"):
-            values[array] = matrix.astype(dtype)
-        if np.isinf(values[array]).any():
-            raise IngestError(
-                f"{table} {array}: values beyond the range of {dtype}; create the store with dtype='float64'"
-            )
+    columns = layout.columns(problem, table)
+    values = {array: _matrix(f"{table} {array}", rows, columns[array]) for array, rows in given.items()}
     lengths = {array: len(matrix) for array, matrix in values.items()}
     if len(set(lengths.values())) > 1:
         raise IngestError(f"{table}: the arrays have different numbers of rows: {lengths}")
-    return values
+    together = [column for array in given for column in columns[array]]
+    faults, _ = find_faults(np.concatenate(list(values.values()), axis=1), together)
+    if faults:
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        raise IngestError(f"{table}: rows that the problem does not admit (rows counted from 0):\n{listed}")
+    with np.errstate(over="ignore"):
+        stored = {array: matrix.astype(dtype) for array, matrix in values.items()}
+    for array, matrix in stored.items():
+        if np.isinf(matrix).any():
+            raise IngestError(f"{table} {array}: values too large for {dtype}; make the store with dtype='float64'")
+    return stored
+
+
+def _matrix(what: str, rows: ArrayLike, columns: Sequence[Column]) -> Floats:
+    """Rows as a matrix with so many columns."""
+    try:
+        matrix = np.asarray(rows, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise IngestError(f"{what}: not an array of numbers ({error})") from None
+    if matrix.ndim == 1 and len(columns) == 1:
+        matrix = matrix[:, None]
+    if matrix.ndim != 2 or matrix.shape[1] != len(columns):
+        names = ", ".join(column.name for column in columns)
+        raise IngestError(f"{what}: shape is {matrix.shape}, accepted: (rows, {len(columns)}) for {names}")
+    return matrix
 
 
 def _version() -> str:

@@ -10,6 +10,7 @@ state is a small dictionary; a stream made from it goes on with the next batch a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -18,10 +19,10 @@ from dask.utils import parse_bytes
 
 from storage.batches import INDEX_BYTES, Observations, Runs, TableStream
 from storage.errors import StreamError
-from storage.order import plan
+from storage.order import THREADS, plan
 from storage.store import Store
 from storage.table import Table
-from storage.windows import THREADS, Assembler, Dask, Synchronous
+from storage.windows import Assembler, Dask, Synchronous
 
 DEFAULT_MEMORY = "1 GB"
 
@@ -44,14 +45,24 @@ class Stream:
         self.epoch = 0
         self.step = 0
         self._parts: dict[str, Iterator[Any]] = {}
+        self._closed = False
 
     @property
     def steps(self) -> int:
         """Batches in an epoch: those of the table that needs more; the other one is cycled."""
         return max(table.order.steps for table in self.tables.values())
 
+    def __len__(self) -> int:
+        return self.steps
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{t.order.batch} of {t.order.rows} {name}" for name, t in self.tables.items())
+        return f"<stream of {parts}; epoch {self.epoch}, step {self.step} of {self.steps}>"
+
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the current epoch that are still to come."""
+        if self._closed:
+            raise StreamError("the stream is closed; make a new one, with state=stream.state_dict() to go on")
         if self.epochs is not None and self.epoch >= self.epochs:
             return
         if not self._parts:
@@ -93,6 +104,7 @@ class Stream:
 
     def close(self) -> None:
         """Stops reading ahead and frees the memory."""
+        self._closed = True
         self._stop_parts()
         for table in self.tables.values():
             table.close()
@@ -128,6 +140,8 @@ def stream(
     sizes = {name: size for name, size in (("runs", runs), ("observations", observations)) if size is not None}
     if not sizes:
         raise StreamError("nothing to stream; give a batch size for runs, for observations, or for both")
+    if world_size < 1:
+        raise StreamError(f"world_size is {world_size}; accepted: 1 or more")
     if not 0 <= rank < world_size:
         raise StreamError(f"rank is {rank} of {world_size} processes; accepted: 0 to {world_size - 1}")
     if epochs is not None and epochs < 1:
@@ -144,7 +158,7 @@ def stream(
             seed=seed,
             shuffle=shuffle,
             memory=budgets[name],
-            threads=THREADS,
+            stream=("runs", "observations").index(name),
         )
         tables[name] = TableStream(table, order, budgets[name], _assembler(scheduler), rank, world_size)
     made = Stream(tables, epochs)
@@ -157,9 +171,9 @@ def _share_memory(store: Store, names: list[str], memory: int) -> dict[str, int]
     """Half of the budget at most for the smaller table, which then mostly fits; the rest for the other."""
     if len(names) == 1:
         return {names[0]: memory}
-    # Enough to keep a table in memory, with two windows over all of it and the readers' scratch.
+    # Enough to keep a table in memory, with two windows over all of it, the readers' scratch and the batches.
     needs = {
-        table.name: (4 * table.blocks + 3 * THREADS) * table.block_rows * (table.row_bytes + INDEX_BYTES)
+        table.name: 2 * (3 * table.blocks + 3 * THREADS) * table.block_rows * (table.row_bytes + INDEX_BYTES)
         for table in (store.runs, store.observations)
     }
     small, large = sorted(names, key=lambda name: needs[name])
@@ -176,8 +190,9 @@ def _assembler(scheduler: str) -> Assembler:
 def _bytes(size: int | str) -> int:
     """A number of bytes, from a number or a text such as "256 MB" or "1 GiB"."""
     try:
-        return int(parse_bytes(size))
-    except ValueError:
-        raise StreamError(
-            f"memory is '{size}'; accepted: a number of bytes, or a text such as '256 MB' or '2 GiB'"
-        ) from None
+        found = int(parse_bytes(size)) if isinstance(size, str) else operator.index(size)
+    except (ValueError, TypeError):
+        found = 0
+    if found <= 0:
+        raise StreamError(f"memory is '{size}'; accepted: a number of bytes, or a text such as '256 MB' or '2 GiB'")
+    return found

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from storage import layout
 from storage.chunks import ChunkReader
-from storage.errors import DamagedChunk
+from storage.errors import DamagedChunk, StoreError
 from storage.layout import chunk_key
-from storage.table import Table
+from storage.table import Table, open_array
 from storage.workers import Task, parts_of, workers
 
 if TYPE_CHECKING:
@@ -38,7 +41,23 @@ def verify(store: Store) -> list[Damage]:
     ]
     with workers(None) as pool:
         found = pool.run([Task(partial(_check_chunks, part)) for part in parts_of(chunks)])
-    return [damage for part in found for damage in part]
+    return [*_check_labels(store), *(damage for part in found for damage in part)]
+
+
+def _check_labels(store: Store) -> list[Damage]:
+    """The names that xarray shows along the columns must be the problem's."""
+    readable, found = store.place.zarr_store(read_only=True), []
+    for path, metadata in layout.members(store.document).items():
+        variables = layout.labelled(store.problem).get(path.rpartition("/")[2])
+        if variables is not None:
+            try:
+                labels = np.asarray(open_array(readable, path, metadata)[:]).tolist()
+            except (ValueError, RuntimeError, OSError) as error:
+                labels = [str(error)]
+            if labels != [v.name for v in variables]:
+                reason = "the columns' names are damaged; the rows are not concerned"
+                found.append(Damage(f"{path}/c.0", 0, len(variables) - 1, reason))
+    return found
 
 
 def _check_chunks(chunks: Sequence[tuple[Table, str, int]]) -> list[Damage]:
@@ -52,7 +71,9 @@ def _check_chunk(table: Table, array: str, index: int) -> list[Damage]:
         reader.read(index, len(rows))
     except DamagedChunk as error:
         parts = _damaged_parts(reader, rows) if reader.sharded else []
-        return [Damage(file, part[0], part[-1], _reason(error)) for part in parts or [rows]]
+        return [Damage(file, part[0], part[-1], error.reason) for part in parts or [rows]]
+    except StoreError as error:
+        return [Damage(file, rows[0], rows[-1], str(error))]
     return []
 
 
@@ -69,8 +90,3 @@ def _readable(reader: ChunkReader, rows: range) -> bool:
     except DamagedChunk:
         return False
     return True
-
-
-def _reason(error: DamagedChunk) -> str:
-    """Why, without where and without the cure, which a list does not need to repeat."""
-    return str(error).partition("is damaged: ")[2].partition("; run ")[0]

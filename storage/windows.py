@@ -12,11 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.order import Order
+from storage.order import THREADS, Order
 from storage.table import Floats, Table
 from storage.workers import Task, workers
 
-THREADS = 4  # at most, for reading; part of the memory plan, so it does not depend on the machine
 _scratch = threading.local()
 
 

@@ -101,9 +101,11 @@ class Workers:
         with self.client.as_current():
             futures = self.client.get(graph, keys, sync=False)
             try:
-                for _, result in as_completed(futures, with_results=True):
+                results = {}
+                for future, result in as_completed(futures, with_results=True):
+                    results[future.key] = result
                     advance(result)
-                return list(self.client.gather(futures))
+                return [results[key] for key in keys]
             except BaseException:
                 # A running task cannot be stopped: what has not started is cancelled, for the rest we wait.
                 active = {key for keys in self.client.processing().values() for key in keys}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Without --verify, ranges come from blocks with about this many rows: a glance stays a glance on any store.
 QUICK_ROWS = 2_000_000
+FIRST_ROWS_WIDTH = 13  # of a number and the gap before it
 
 
 def inspect(
@@ -66,6 +67,7 @@ def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
             name: {
                 "rows": table_.rows,
                 "chunk_rows": table_.chunk_rows,
+                "dtype": str(table_.dtype),
                 "compression": table_.compression,
                 "stored_bytes": store.stored_bytes(name),
                 "columns": {array: list(names) for array, names in table_.columns.items()},
@@ -75,6 +77,7 @@ def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
             }
             for name, table_ in tables.items()
         },
+        "provenance": store.provenance,
         "health": {"verified": verify, "damage": damage},
     }
 
@@ -126,11 +129,11 @@ def _variables(description: dict[str, Any]) -> Any:
 
 
 def _sizes(description: dict[str, Any]) -> Any:
-    headings = ("rows", "rows per chunk", "on disk", "compression")
-    result = table("Tables", "table", *headings, right=headings[:-1])
+    headings = ("rows", "rows per chunk", "on disk", "numbers", "compression")
+    result = table("Tables", "table", *headings, right=headings[:-2])
     for name, item in description["tables"].items():
         chunk_rows, stored = number(item["chunk_rows"]), size(item["stored_bytes"])
-        result.add_row(name, number(item["rows"]), chunk_rows, stored, item["compression"])
+        result.add_row(name, number(item["rows"]), chunk_rows, stored, item["dtype"], item["compression"])
     return result
 
 
@@ -138,7 +141,7 @@ def _values(description: dict[str, Any]) -> list[Any]:
     """For each table, ranges and first rows, a line a column: any number of columns fits the width."""
     results = []
     for name, item in description["tables"].items():
-        if item["ranges"]:
+        if item["ranges"] and item["rows"]:
             part = "" if item["ranges_from_rows"] == item["rows"] else f", from {item['ranges_from_rows']:,} rows"
             result = table(f"Ranges of {name}{part}", "column", *_STATISTICS, right=_STATISTICS)
             for column, values in item["ranges"].items():
@@ -146,9 +149,19 @@ def _values(description: dict[str, Any]) -> list[Any]:
             results.append(result)
         shown = max((len(values) for values in item["first_rows"].values()), default=0)
         if shown:
-            headings = tuple(f"row {i}" for i in range(shown))
-            result = table(f"First rows of {name}", "column", *headings, right=headings)
-            for column, values in item["first_rows"].items():
-                result.add_row(column, *(number(value) for value in values))
-            results.append(result)
+            results += _first_rows_tables(name, item["first_rows"], shown)
+    return results
+
+
+def _first_rows_tables(name: str, columns: dict[str, list[float]], shown: int) -> list[Any]:
+    """As many rows side by side as the width allows, the others below."""
+    room = stdout().width - max(len(column) for column in columns) - 2
+    together = max(1, room // FIRST_ROWS_WIDTH)
+    results = []
+    for start in range(0, shown, together):
+        headings = tuple(f"row {i}" for i in range(start, min(start + together, shown)))
+        result = table(f"First rows of {name}" if start == 0 else "", "column", *headings, right=headings)
+        for column, values in columns.items():
+            result.add_row(column, *(number(value) for value in values[start : start + together]))
+        results.append(result)
     return results

@@ -102,7 +102,7 @@ def _is_matrix(array: NamedArray) -> bool:
 
 def _matrix(array: NamedArray) -> Matrix:
     width = array.shape[-1] if len(array.shape) > 1 else 1
-    return Matrix(width, array.labels if len(array.shape) > 1 else (), single=_is_column(array))
+    return Matrix(width, array.labels if len(array.shape) > 1 else (), single=len(array.shape) == 1)
 
 
 def _content(array: NamedArray) -> str:
@@ -130,22 +130,23 @@ def _sizes(file: SourceFile, request: Request, picks: tuple[Pick, ...], chosen: 
 def _outputs_cover(
     file: SourceFile, request: Request, picks: tuple[Pick, ...], chosen: list[NamedArray], dims: list[str]
 ) -> None:
-    """Refuses rows that would repeat the same outputs: inputs on a dimension of their own were not meant so."""
+    """Refuses rows that repeat each other: outputs that do not vary along a dimension, or inputs of runs."""
     groups = [name for name, group in request.columns.items() for _ in group][: len(picks)]
-    shapes = {
-        pick.name: column_dims(array, pick)
-        for name, pick, array in zip(groups, picks, chosen, strict=True)
-        if name in OUTPUT_ARRAYS
-    }
-    if any(set(shape) == set(dims) for shape in shapes.values()):
-        return
-    missing = [d for d in dims if all(d not in shape for shape in shapes.values())] or dims
     columns = {pick.name: column_dims(array, pick) for pick, array in zip(picks, chosen, strict=True)}
+    outputs = [columns[p.name] for g, p in zip(groups, picks, strict=True) if g in OUTPUT_ARRAYS]
+    inputs = [columns[p.name] for g, p in zip(groups, picks, strict=True) if g not in OUTPUT_ARRAYS]
     listed = ", ".join(f"{name}({', '.join(shape)})" for name, shape in columns.items())
-    raise IngestError(
-        f"{file}: no output varies along the dimension '{missing[0]}', so its rows would repeat each other: {listed}. "
-        "Give the arrays of one row the same dimensions"
-    )
+    if not any(set(shape) == set(dims) for shape in outputs):
+        raise IngestError(
+            f"{file}: no output varies along all of the dimensions {', '.join(dims)}, so rows would repeat each other: "
+            f"{listed}. Give the arrays of one row the same dimensions"
+        )
+    alone = [d for d in dims if all(d not in shape for shape in inputs)]
+    if request.table == "runs" and alone:  # observations may be repeated at the same place, a run has one result
+        raise IngestError(
+            f"{file}: no input varies along the dimension '{alone[0]}', so runs would repeat their inputs: "
+            f"{listed}. Make '{alone[0]}' a control input of the problem, or select one of its values"
+        )
 
 
 def _boxes(sizes: tuple[int, ...], rows: int) -> Iterator[Box]:

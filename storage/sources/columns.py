@@ -81,7 +81,12 @@ def select(
         elif len(missing) == len(names) and all(c.optional for c in group):
             continue
         else:
-            _missing(file, missing[0], described or columns)
+            if all(c.optional for c in group):
+                raise IngestError(
+                    f"{file}: has a noise column for some outputs but not '{missing[0]}'; give the noise of all or none"
+                )
+            swapped = array == "t" and len(missing) == len(names)
+            _missing(file, missing[0], described or columns, hint="; or is it a file of observations?" * swapped)
         picks += found
         noise = noise or any(c.optional for c in group)
     for name in {pick.name for pick in picks}:
@@ -110,13 +115,13 @@ def _in_matrix(file: SourceFile, array: str, names: list[str], matrix: Matrix) -
     return [Pick(array, i) for i in range(len(names))]
 
 
-def _missing(file: SourceFile, name: str, present: Sequence[str], where: str = "the file") -> NoReturn:
+def _missing(file: SourceFile, name: str, present: Sequence[str], where: str = "the file", hint: str = "") -> NoReturn:
     """Says which column is missing, what is there instead, and which of it was probably meant."""
     by_lower = {other.lower(): other for other in present}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    hint = f" (did you mean '{by_lower[near[0]]}'?)" if near else ""
+    meant = f" (did you mean '{by_lower[near[0]]}'?)" if near else ""
     listed = ", ".join(f"'{other}'" for other in present[:30]) + (", …" if len(present) > 30 else "")
     raise IngestError(
-        f"{file}: column '{name}' is missing{hint}; {where} has {listed or 'no columns'}. "
-        "Rename the column in the file or the variable in the problem file"
+        f"{file}: column '{name}' is missing{meant}; {where} has {listed or 'no columns'}. "
+        f"Rename the column in the file or the variable in the problem file{hint}"
     )

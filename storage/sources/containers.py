@@ -111,8 +111,16 @@ def _zarr(file: SourceFile, table: str) -> Iterator[Arrays]:
     found = dict(group.arrays())
     if found and all(_zarr_dims(item) is not None for item in found.values()):
         consolidated = root.metadata.consolidated_metadata is not None
+        # Zarr v2 fills with 0 unless told otherwise; to xarray every true 0 would then be missing.
+        mask = False if any(item.fill_value == 0 for item in found.values()) else None
         with xr.open_zarr(
-            file.url, group=inner, chunks=None, consolidated=consolidated, decode_times=False, decode_timedelta=False
+            file.url,
+            group=inner,
+            chunks=None,
+            consolidated=consolidated,
+            decode_times=False,
+            decode_timedelta=False,
+            use_zarr_fill_value_as_mask=mask,
         ) as dataset:
             yield _dataset(dataset)
         return

@@ -97,6 +97,7 @@ def plan(file: SourceFile, request: Request) -> Plan:
     header = find_header(head, {c.name for c in request.flat()}, file)
     selection = select(request, file, header.names)
     columns = tuple(header.names.index(pick.name) for pick in selection.picks)
+    note = ""
     if file.url.lower().endswith(".gz"):
         partitions = [DelimitedPartition(file, header, columns, header.end, None)]
     else:
@@ -105,7 +106,11 @@ def plan(file: SourceFile, request: Request) -> Plan:
             DelimitedPartition(file, header, columns, start, min(start + PART_BYTES, size))
             for start in range(header.end, size, PART_BYTES)
         ]
-    return Plan(file, tuple(partitions), selection)
+        with file.open() as stream:
+            stream.seek(size - 1)
+            if stream.read() != header.newline:
+                note = "its last line has no end; if its writer was interrupted, the last row may be cut"
+    return Plan(file, tuple(partitions), selection, note)
 
 
 def find_header(head: bytes, wanted: set[str], file: SourceFile) -> Header:

@@ -64,7 +64,7 @@ def expand(given: Sequence[str | Path]) -> list[SourceFile]:
     found: dict[str, SourceFile] = {}
     for item in given:
         for name in _matches(str(item)):
-            url = name if "://" in name else str(Path(name).expanduser().absolute())
+            url = name if "://" in name else str(Path(name).expanduser().resolve())
             found.setdefault(url, SourceFile(name, url, _format(name)))
     return list(found.values())
 

@@ -43,6 +43,7 @@ class Plan:
     file: SourceFile
     partitions: tuple[Partition, ...]
     selection: Selection
+    note: str = ""  # what the user should know of the file
 
 
 def blank(rows: int, columns: int) -> NDArray[np.float64]:

@@ -12,6 +12,7 @@ import pytest
 import storage
 from storage.errors import DamagedChunk
 from storage.store import Store
+from tests.storage.conftest import numbered
 
 LAYOUTS: list[dict[str, Any]] = [
     {},
@@ -59,7 +60,7 @@ def test_lost_and_cut_files_are_found(make_store: Callable[..., Store], settings
     else:
         file.write_bytes(file.read_bytes()[: 0 if harm == "empty" else -7])
     assert {d.file for d in store.verify()} == {"runs/z/c.1.0"}
-    with pytest.raises(DamagedChunk, match="ingest the data again"):
+    with pytest.raises(DamagedChunk, match="into a new store"):
         store.runs.read()
 
 
@@ -83,10 +84,16 @@ def test_inside_a_shard_the_damaged_chunk_is_named(make_store: Callable[..., Sto
     assert [(d.first_row, d.last_row) for d in damage] == [(48, 63)]
 
 
+def test_damaged_labels_are_named(make_store: Callable[..., Store]) -> None:
+    store = make_store()
+    flip(Path(store.url) / "runs" / "control_input" / "c.0", -6)
+    assert [damage.file for damage in store.verify()] == ["runs/control_input/c.0"]
+
+
 def test_a_stream_stops_at_damage(make_store: Callable[..., Store]) -> None:
     store = make_store(runs=100)
     flip(Path(store.url) / "runs" / "x" / "c.4.0", 5)
-    for memory in ("10 KB", "1 GB"):
+    for memory in ("20 KB", "1 GB"):
         with storage.stream(store, runs=10, memory=memory) as stream, pytest.raises(DamagedChunk, match=r"c\.4\.0"):
             list(stream)
 
@@ -102,3 +109,11 @@ def test_a_stream_goes_on_after_a_repair(make_store: Callable[..., Store]) -> No
         file.write_bytes(whole)
         rows = [number for batch in stream if batch.runs is not None for number in batch.runs.row.tolist()]
     assert sorted(rows) == list(range(100))
+
+
+def test_appending_to_a_damaged_chunk_says_so(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=20)
+    flip(Path(store.url) / "runs" / "t" / "c.1.0", 5)
+    with pytest.raises(DamagedChunk, match=r"runs/t/c\.1\.0 \(rows 16 to 20\)"):
+        store.append_runs(*numbered(1, start=20))
+    assert storage.open(store.url).runs.rows == 20

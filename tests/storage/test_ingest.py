@@ -100,14 +100,15 @@ def test_a_problem_file_and_our_own_store_are_sources(store, tmp_path):
     )
     rows = rows_of(50)
     write(tmp_path / "a.csv", rows)
-    write(tmp_path / "o.csv", rows, ("a", "b", "f_noise", "f"))  # the noise is the column of k
+    noisy = rows + np.array([0, 0, 0.5, 0])
+    write(tmp_path / "o.csv", noisy, ("a", "b", "f_noise", "f"))
     ingest(problem, runs=[tmp_path / "a.csv"], observations=[tmp_path / "o.csv"], store=store, chunk_rows=16)
     # The same columns in another order: labels decide, not positions.
     turned = parse_problem({**PROBLEM.model_dump(), "control_inputs": PROBLEM.model_dump()["control_inputs"][::-1]})
     report = ingest(turned, runs=[store], observations=[store], store=tmp_path / "again.zarr")
     assert report.tables["runs"].ignored == ()
     assert np.array_equal(read_runs(tmp_path / "again.zarr"), rows[:, [1, 0, 2, 3]])
-    assert np.array_equal(storage.open(tmp_path / "again.zarr").observations.read()["noise"][:, 0], rows[:, 2])
+    assert np.array_equal(storage.open(tmp_path / "again.zarr").observations.read()["noise"][:, 0], noisy[:, 2])
 
 
 def test_a_store_whose_columns_are_called_as_its_arrays_is_a_source(store, tmp_path):
@@ -222,7 +223,7 @@ def test_noise_is_in_all_files_or_in_none(store, tmp_path):
     with pytest.raises(StoreError, match="noise"):
         ingest(PROBLEM, observations=[with_noise], store=store, append=True)
     negative = write(tmp_path / "bad.csv", [[1, 0, 5, -0.5]], (*OBSERVATIONS, "f_noise"))
-    with pytest.raises(IngestError, match="column 'f_noise': 1 value out of bounds"):
+    with pytest.raises(IngestError, match="column 'f_noise': 1 value not positive"):
         ingest(PROBLEM, observations=[negative], store=tmp_path / "other.zarr")
 
 
@@ -233,9 +234,27 @@ def test_appending_fills_a_chunk_that_others_have_begun(sharded, store, tmp_path
     settings: dict[str, Any] = {"chunk_rows": 16} | ({"shard_rows": 48} if sharded else {})
     edges = [0, 21, 22, 300, 530]
     for i, (start, stop) in enumerate(itertools.pairwise(edges)):
-        ingest(PROBLEM, runs=[write(tmp_path / f"{i}.csv", rows[start:stop])], store=store, append=True, **settings)
+        file = write(tmp_path / f"{i}.csv", rows[start:stop])
+        ingest(PROBLEM, runs=[file], store=store, append=i > 0, **settings)
     assert np.array_equal(read_runs(store), rows)
     assert len(storage.open(store).provenance["sources"]) == 4
+
+
+def test_files_given_again_are_noted(store, tmp_path):
+    file = write(tmp_path / "a.csv", rows_of(10))
+    assert "ingested before" not in "\n".join(ingest(PROBLEM, runs=[file], store=store).lines())
+    assert f"there twice: {file}" in "\n".join(ingest(PROBLEM, runs=[file], store=store, append=True).lines())
+
+
+def test_targets_that_cannot_be_are_refused_before_reading(tmp_path):
+    file = write(tmp_path / "a.csv", rows_of(10))
+    with pytest.raises(StoreError, match="is a file"):
+        ingest(PROBLEM, runs=[file], store=file)
+    with pytest.raises(StoreError, match=r"holds other things \('a\.csv'"):
+        ingest(PROBLEM, runs=[file], store=tmp_path)
+    with pytest.raises(StoreError, match=r"no store at .* to append to"):
+        ingest(PROBLEM, runs=[file], store=tmp_path / "s.zarr", append=True)
+    assert [f.name for f in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_an_existing_store_is_only_added_to_if_asked_and_of_the_same_problem(store, tmp_path):
@@ -279,7 +298,7 @@ def test_a_file_that_changes_between_the_readings_leaves_nothing_visible(store, 
 def test_settings_that_an_empty_store_cannot_follow_are_refused(store, tmp_path):
     file = write(tmp_path / "a.csv", rows_of(10))
     storage.create(store, PROBLEM, chunk_rows=16)
-    with pytest.raises(StoreError, match="has chunk_rows 16, not 32; it has no rows: delete it"):
+    with pytest.raises(StoreError, match="has chunk_rows 16, not 32; the store has no rows: delete it"):
         ingest(PROBLEM, runs=[file], store=store, chunk_rows=32)
     with pytest.raises(StoreError, match="has compression zstd, not none"):
         ingest(PROBLEM, runs=[file], store=store, compression="none")

@@ -98,7 +98,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(": : :", "not valid YAML"), ("- a\n- b", "expected a mapping"), ("", "expected a mapping")],
+    [(": : :", "not valid YAML"), ("- a\n- b", "expected a mapping"), ("", "is empty")],
 )
 def test_files_that_are_not_problems(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "problem.yaml"

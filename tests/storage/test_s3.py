@@ -105,8 +105,17 @@ def test_a_living_writers_lease_is_renewed(url: str, monkeypatch: pytest.MonkeyP
     store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
     monkeypatch.setattr(S3Place, "LEASE", 1.0)
     monkeypatch.setattr("storage.places.LOCK_WAIT", 0.2)
+    read, faults = store.place.read, ["the network is away"]
+
+    def faulty(key: str) -> tuple[bytes, str] | None:
+        if key == LOCK_NAME and faults:
+            raise StoreError(faults.pop())
+        return read(key)
+
     with store.writer({"runs": 2}) as writers:
+        monkeypatch.setattr(store.place, "read", faulty)  # a passing fault must not end the renewals
         time.sleep(1.5)
+        assert not faults
         with pytest.raises(StoreError, match="another process is still writing"):
             storage.open(url).append_runs(*numbered(1))
         for name, rows in zip("xtz", numbered(2), strict=True):

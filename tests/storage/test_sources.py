@@ -321,7 +321,7 @@ def test_variables_on_a_grid_are_spread_over_each_other(suffix, tmp_path, monkey
     dataset = xr.Dataset(
         {
             "rw": ("run", rng.random(4)),
-            "K w": ((), 0.5),
+            "K w": ("time", [0.25, 0.5]),
             "flow": (("run", "time", "site"), rng.random((4, 2, 3))),
             "heat": (("site", "run"), rng.random((3, 4))),
         },
@@ -335,13 +335,29 @@ def test_variables_on_a_grid_are_spread_over_each_other(suffix, tmp_path, monkey
         dataset.to_netcdf(path, engine="scipy" if suffix == "cdf" else "h5netcdf")
     found = planned(path)
     expected = [
-        [dataset.depth[s], dataset.rw[r], 0.5, dataset.flow[r, t, s], dataset.heat[s, r]]
+        [dataset.depth[s], dataset.rw[r], dataset["K w"][t], dataset.flow[r, t, s], dataset.heat[s, r]]
         for r in range(4)
         for t in range(2)
         for s in range(3)
     ]
     assert np.array_equal(values(found), np.array(expected, dtype=float))
     assert len(found.partitions) == 2  # a run has six rows, a piece five: eight boxes
+
+
+def test_a_dimension_without_an_input_is_refused_for_runs(tmp_path):
+    import xarray as xr
+
+    data = {name: ("run", np.full(4, 0.5)) for name in NAMES} | {"flow": (("run", "time"), np.ones((4, 3)))}
+    xr.Dataset(data).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    with pytest.raises(IngestError, match=r"no input varies along the dimension 'time'.*control input"):
+        planned(tmp_path / "a.nc")
+
+
+def test_a_csv_whose_last_line_has_no_end_is_noted(tmp_path):
+    (tmp_path / "whole.csv").write_text(",".join(NAMES) + "\n" + ",".join("1" * len(NAMES)) + "\n")
+    (tmp_path / "cut.csv").write_text(",".join(NAMES) + "\n" + ",".join("1" * len(NAMES)))
+    assert planned(tmp_path / "whole.csv").note == ""
+    assert "may be cut" in planned(tmp_path / "cut.csv").note
 
 
 def test_a_scalar_file_is_one_row_and_packed_values_are_unpacked(tmp_path):
@@ -364,7 +380,7 @@ def test_inputs_on_a_dimension_of_their_own_are_refused(tmp_path):
 
     dims = {"depth": "a", "rw": "a", "K w": "a", "flow": "b", "heat": "b"}
     xr.Dataset({name: (dim, np.zeros(3)) for name, dim in dims.items()}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    with pytest.raises(IngestError, match=r"no output varies along the dimension 'a'.*rw\(a\).*flow\(b\)"):
+    with pytest.raises(IngestError, match=r"no output varies along all of the dimensions a, b.*rw\(a\).*flow\(b\)"):
         planned(tmp_path / "a.nc")
 
 

@@ -97,8 +97,14 @@ def test_noise_is_decided_by_the_first_observations(make_store: Callable[..., St
     without = make_store(name="without.zarr")
     with pytest.raises(StoreError, match="noise"):
         without.append_observations(x, y, noise=y * 0 + 1)
-    with pytest.raises(IngestError, match=r"f_noise.*out of bounds"):
-        with_noise.append_observations(x, y, noise=np.full(5, -1))
+    for bad in (-1.0, 0.0):
+        with pytest.raises(IngestError, match="f_noise': 5 values not positive"):
+            with_noise.append_observations(x, y, noise=np.full(5, bad))
+    with pytest.raises(IngestError, match=r"f_noise': 1 value missing \(NaN\) where the output is known"):
+        with_noise.append_observations(x, y, noise=[1, 1, np.nan, 1, 1])
+    y[2] = np.nan
+    with_noise.append_observations(x, y, noise=[1, 1, np.nan, 1, 1])
+    assert with_noise.observations.rows == 10
 
 
 def test_nan_outputs_are_kept_where_the_problem_allows_them(make_store: Callable[..., Store]) -> None:
@@ -114,7 +120,7 @@ def test_nan_outputs_are_kept_where_the_problem_allows_them(make_store: Callable
 @pytest.mark.parametrize(
     ("array", "value", "said"),
     [
-        ("x", np.nan, ["runs x", "column 'b'", "1 value missing", "row 2"]),
+        ("x", np.nan, ["runs:", "column 'b'", "1 value missing", "row 2"]),
         ("x", np.inf, ["column 'b'", "infinite"]),
         ("x", 1.5, ["column 'b'", "out of bounds [-1, 1]", "1.5"]),
         ("t", -0.1, ["column 'k'", "out of bounds [0, 1]"]),

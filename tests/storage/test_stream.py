@@ -21,7 +21,7 @@ from storage.streaming import Batch, Stream
 from tests.storage.conftest import PROBLEM, numbered
 
 # Small enough that windows are single blocks and nothing is kept in memory (float64 rows of 4 columns, chunks of 16).
-TIGHT = 16 * 40 * (2 * 8 + 3 * 4)
+TIGHT = 16 * 40 * (2 * 8 + 3 * 4) * 4 // 3 + 1
 
 
 def rows_of(part: Any) -> np.ndarray:
@@ -78,7 +78,7 @@ def test_world_sizes_see_the_same_global_batches(make_store: Callable[..., Store
     chunk=st.integers(1, 60),
     batch=st.integers(1, 400),
     world_size=st.integers(1, 5),
-    blocks_of_memory=st.integers(15, 60),
+    blocks_of_memory=st.integers(20, 80),
     shuffle=st.booleans(),
     layout=st.sampled_from([{}, {"compression": "none"}, {"shard": 3}]),
 )
@@ -278,7 +278,7 @@ def test_shuffle_quality(tmp_path: Path, order: str, memory: str) -> None:
         column = np.random.default_rng(1).permutation(column)
     store = storage.create(tmp_path / "s.zarr", PROBLEM, dtype="float64", chunk_rows=250)
     store.append_runs(np.stack([column, column], axis=1), column, column)
-    budget = "1 GB" if memory == "1 GB" else 250 * 40 * (2 * 40 + 3 * 4)
+    budget = "1 GB" if memory == "1 GB" else 250 * 40 * (2 * 40 + 3 * 4) * 4 // 3 + 1
     means = []
     with storage.stream(store, runs=batch, seed=1, memory=budget) as stream:
         window = stream.tables["runs"].order.window
@@ -307,9 +307,11 @@ def test_neighbours_are_separated(make_store: Callable[..., Store]) -> None:
         ({"runs": 0}, "batch size is 0"),
         ({"runs": 8, "rank": 2, "world_size": 2}, "rank is 2 of 2"),
         ({"runs": 8, "memory": "lots"}, "memory is 'lots'"),
-        ({"runs": 8, "memory": "1 KB"}, "budget of 0 MB is too small"),
+        ({"runs": 8, "memory": "1 KB"}, "budget of 0.001 MB is too small"),
         ({"runs": 8, "scheduler": "quick"}, "scheduler is 'quick'"),
         ({"runs": 8, "epochs": 0}, "epochs is 0"),
+        ({"runs": 8, "world_size": 0}, "world_size is 0"),
+        ({"runs": 8, "memory": -5}, "memory is '-5'"),
         ({"runs": 8, "scheduler": "tcp://127.0.0.1:1"}, "no Dask scheduler answers"),
     ],
 )
@@ -327,6 +329,12 @@ def test_a_state_that_does_not_fit(make_store: Callable[..., Store]) -> None:
         state = stream.state_dict()
     with pytest.raises(StreamError, match="cannot resume with batch 16, the checkpoint has 8"):
         storage.stream(store, runs=16, seed=1, state=state)
+    with storage.stream(store, runs=200, seed=1) as larger, pytest.raises(StreamError, match=r"batch 10, .* has 200"):
+        storage.stream(store, runs=10, seed=1, state=larger.state_dict())
+    with pytest.raises(StreamError, match="checkpoint needs a memory budget of"):
+        storage.stream(store, runs=8, seed=1, state=state, memory=TIGHT // 2)
+    with pytest.raises(StreamError, match="not one of a stream"):
+        storage.stream(store, runs=8, seed=1, state={"epoch": 0, "step": 0, "runs": {"rows": 1}})
     with pytest.raises(StreamError, match="cannot resume with seed"):
         storage.stream(store, runs=8, seed=2, state=state)
     with pytest.raises(StreamError, match="observations"):
@@ -336,3 +344,45 @@ def test_a_state_that_does_not_fit(make_store: Callable[..., Store]) -> None:
         storage.stream(smaller, runs=8, seed=1, state=state)
     with pytest.raises(StreamError, match="no rows"):
         storage.stream(make_store(runs=0, name="empty.zarr"), runs=8)
+
+
+def test_tables_have_permutations_of_their_own(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=100, observations=100)
+    with storage.stream(store, runs=10, observations=10) as stream:
+        pairs = [(rows_of(batch.runs), rows_of(batch.observations)) for batch in stream]
+    assert not any(np.array_equal(runs, observations) for runs, observations in pairs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_short_block_may_come_in_any_window(make_store: Callable[..., Store], seed: int) -> None:
+    """Windows of two blocks over three: where the short one falls changes their sizes from epoch to epoch."""
+    store = make_store(runs=16 * 128 + 3)
+    memory = 16 * 40 * (2 * 64 * 2 + 4 * 4) * 4 // 3 + 1
+    with storage.stream(store, runs=100, seed=seed, memory=memory) as stream:
+        assert stream.tables["runs"].order.window == 2
+        for _ in range(6):
+            rows = np.concatenate([rows_of(batch.runs) for batch in stream])
+            np.testing.assert_array_equal(np.sort(rows), np.arange(16 * 128 + 3))
+
+
+def test_wide_rows_keep_the_budget(tmp_path: Path) -> None:
+    """What is assembled at once is limited by bytes, not by rows."""
+    wide = {**PROBLEM, "outputs": [{"name": f"f{i}"} for i in range(300)]}
+    store = storage.create(tmp_path / "s.zarr", wide, chunk_rows=64)
+    x, t, _ = numbered(2000)
+    store.append_runs(x, t, np.ones((2000, 300)))
+    with storage.stream(store, runs=16, memory="8 MB") as stream:
+        batch = next(iter(stream))
+        assert batch.runs is not None
+        base = batch.runs.z.base
+        assert base is not None
+        assert base.nbytes < 1e6
+        assert len(stream) == 125
+
+
+def test_a_closed_stream_says_so(make_store: Callable[..., Store]) -> None:
+    stream = storage.stream(make_store(), runs=8)
+    stream.close()
+    with pytest.raises(StreamError, match="closed"):
+        next(iter(stream))
+    assert repr(stream) == "<stream of 8 of 100 runs; epoch 0, step 0 of 13>"
