@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -17,8 +18,9 @@ import xarray
 
 import storage
 from storage.errors import StoreError
+from storage.problem import parse_problem
 from storage.store import Store
-from tests.storage.conftest import numbered
+from tests.storage.conftest import PROBLEM, numbered
 
 KILLS = 60
 
@@ -31,6 +33,12 @@ def write_for_ever(url: str, seed: int, report: Connection) -> None:
         start = store.refresh().runs.rows
         store.append_runs(*numbered(pieces.randint(1, 60), start=start))
         report.send(store.runs.rows)
+
+
+def ingest_all(files: list[str], url: str, report: Connection) -> None:
+    report.send(0)
+    runs, observations = files
+    storage.ingest(parse_problem(PROBLEM), runs=[runs], observations=[observations], store=url, dtype="float64")
 
 
 def hold_the_lock(url: str, report: Connection) -> None:
@@ -54,7 +62,8 @@ def start(target: Callable[..., None], *arguments: object) -> tuple[multiprocess
 
 def kill(process: multiprocessing.process.BaseProcess) -> None:
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it may have come to its end
+        os.kill(process.pid, signal.SIGKILL)
     process.join()
 
 
@@ -93,6 +102,32 @@ def test_sixty_killed_writers_lose_nothing(make_store: Callable[..., Store]) -> 
     assert torn > 0, "no kill fell into the middle of an append: the test has lost its point"
     store.append_runs(*numbered(1, start=committed))
     assert not list(Path(store.url).rglob("*.partial")), "what killed writers left is swept away"
+
+
+@pytest.mark.slow
+def test_a_killed_ingest_shows_all_or_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    x, t, z = numbered(60_000)
+    runs, observations, url = (str(tmp_path / name) for name in ("runs.csv", "field.csv", "s.zarr"))
+    settings = {"delimiter": ",", "comments": "", "fmt": "%.17g"}
+    np.savetxt(runs, np.concatenate([x, t, z], axis=1), header="a,b,k,f", **settings)
+    np.savetxt(observations, np.concatenate([x, z], axis=1)[:500], header="a,b,f", **settings)
+    moments, found = random.Random(1), None
+    for _ in range(8):
+        process, receive = start(ingest_all, [runs, observations], url)
+        receive.recv()
+        time.sleep(0.2 + moments.random() * 0.6)
+        kill(process)
+        if storage.exists(url):
+            found = storage.open(url)
+            assert (found.runs.rows, found.observations.rows) in [(0, 0), (60_000, 500)]
+            if found.runs.rows:
+                break
+    if found is None or not found.runs.rows:
+        storage.ingest(parse_problem(PROBLEM), runs=[runs], observations=[observations], store=url, dtype="float64")
+    found = storage.open(url)
+    np.testing.assert_array_equal(found.runs.read()["x"], x)
+    assert found.observations.rows == 500
+    assert found.verify() == []
 
 
 def test_a_dead_writer_does_not_hold_the_lock(
