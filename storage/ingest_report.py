@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage.problem import NOISE_SUFFIX, Problem
-from storage.tally import FileFault
+from storage.tally import TEXT, FileFault
 
 MOST_LINES = 20
 
@@ -74,6 +75,8 @@ def refusal(faults: Sequence[FileFault], problem: Problem, *, none_left: str | N
         cures.append("widen the bounds in the problem file")
     if any(f.fault.kind.startswith("missing") and f.fault.column in outputs for f in faults):
         cures.append("set 'missing: true' for an output that may be missing")
+    if any(f.fault.kind == TEXT and re.fullmatch(r"'[-+]?\d+,\d+'", f.fault.value) for f in faults):
+        cures.append("write numbers with a decimal point instead of a comma")
     if none_left is None:
         cures.append("leave such rows out with --drop-invalid (drop_invalid=True)")
     what = f"no row of the {none_left} can be used" if none_left else "rows that the problem does not admit"

@@ -414,3 +414,11 @@ def test_importing_ingest_loads_no_reader_of_other_formats(run_python):
     absent = ["pandas", "xarray", "h5py", "distributed", "rich", "torch"]
     script = f"import sys, storage.ingestion; print([m for m in {absent} if m in sys.modules])"
     assert run_python(script).strip() == "[]"
+
+
+def test_decimal_commas_are_recognised(store, tmp_path):
+    (tmp_path / "a.csv").write_text("a;b;k;f\n1;0,5;0,25;3\n")
+    with pytest.raises(
+        IngestError, match=r"not a number, first in row 1: '0,5'[\s\S]*decimal point instead of a comma"
+    ):
+        ingest(PROBLEM, runs=[tmp_path / "a.csv"], store=store)
