@@ -418,7 +418,5 @@ def test_importing_ingest_loads_no_reader_of_other_formats(run_python):
 
 def test_decimal_commas_are_recognised(store, tmp_path):
     (tmp_path / "a.csv").write_text("a;b;k;f\n1;0,5;0,25;3\n")
-    with pytest.raises(
-        IngestError, match=r"not a number, first in row 1: '0,5'[\s\S]*decimal point"
-    ):
+    with pytest.raises(IngestError, match=r"not a number, first in row 1: '0,5'[\s\S]*decimal point"):
         ingest(PROBLEM, runs=[tmp_path / "a.csv"], store=store)
