@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from storage.errors import StreamError
 
 MOST_SHARDS = 64
+EXACT_STEPS = 4096  # up to so many batches in an epoch, the largest part is found by counting
 THREADS = 4  # at most, for reading; part of the memory plan, so it does not depend on the machine
 GOLDEN = (5**0.5 - 1) / 2
 # Purposes of random numbers, so that no two share a key.
@@ -116,9 +117,18 @@ class Order:
         if world_size == 1:
             return min(self.batch, self.rows)
         own = self.rank_shards(rank, world_size)
+        if self.steps <= EXACT_STEPS:
+            return max(1, int(self._shares[:, own.start : own.stop].sum(axis=1).max()))
         share = int(self.shard_rows[own.start : own.stop].sum())
         # A shard's part of a batch differs by less than 1 from its share of at most batch + shards rows.
         return max(1, min(self.batch, share * (self.batch + self.shards) // self.rows + len(own), share))
+
+    @cached_property
+    def _shares(self) -> Integers:
+        """What each shard gives to each batch: (steps, shards)."""
+        edges = np.arange(self.steps + 1) * self.batch
+        parts = [self.taken(edges[i : i + 257]) for i in range(0, self.steps, 256)]  # a part at a time: it is large
+        return np.concatenate([np.diff(part, axis=0) for part in parts])
 
 
 def permutation(n: int, key: tuple[int, int], counter: tuple[int, int, int, int]) -> Integers:

@@ -91,11 +91,20 @@ def test_windows_go_through_every_block_of_a_shard_once(order: Order, epoch: int
         assert sum(len(block) for blocks in windows for block in blocks) == order.shard_rows[shard]
 
 
-def test_two_processes_pad_little() -> None:
-    """The cost of a fixed size: about 3 % of a batch of 4096 with 64 shards."""
-    order = Order(rows=10**6, block_rows=8192, shards=64, window=1, batch=4096, seed=0)
-    assert sum(order.capacity(rank, 2) for rank in range(2)) < 1.04 * 4096
-    assert order.capacity(0, 1) == 4096
+@pytest.mark.parametrize(("batch", "world_size", "most"), [(4096, 2, 1.02), (256, 8, 1.15), (64, 2, 1.1)])
+def test_a_constant_size_costs_little(batch: int, world_size: int, most: float) -> None:
+    order = Order(rows=200_000, block_rows=2048, shards=64, window=1, batch=batch, seed=0)
+    assert sum(order.capacity(rank, world_size) for rank in range(world_size)) < most * batch
+    assert order.capacity(0, 1) == batch
+
+
+@given(order=orders(), world_size=st.integers(2, 9))
+@settings(max_examples=50, deadline=None)
+def test_the_bound_for_long_epochs_holds(order: Order, world_size: int) -> None:
+    exact = [order.capacity(rank, world_size) for rank in range(world_size)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.order.EXACT_STEPS", 0)
+        assert all(order.capacity(rank, world_size) >= exact[rank] for rank in range(world_size))
 
 
 @given(
