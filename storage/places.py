@@ -49,7 +49,7 @@ class Place(Protocol):
         """Writes a small file, whatever stood there; whole or not at all."""
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Returns when these chunks would survive a power failure."""
+        """Returns when these chunks would survive a power failure; refuses, where it can tell, missing ones."""
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Excludes other writers; a dead writer's lock falls by itself."""
@@ -131,6 +131,8 @@ class LocalPlace:
         # What a file holds is durable already; the file lasts if every folder above it knows the next one.
         folders = {self.path, self.path.parent}
         for key in keys:
+            if not (self.path / key).exists():
+                raise StoreError(f"{self.path / key} was never written; nothing was committed")
             folders.update(folder for folder in (self.path / key).parents if folder.is_relative_to(self.path))
         for folder in folders:
             _fsync(folder)

@@ -7,7 +7,7 @@ all arrays at once. A writer that dies in between leaves chunks that nobody sees
 from __future__ import annotations
 
 import contextlib
-import json
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -146,11 +146,8 @@ class Store:
                 + ("the new ones have none; give a noise for each" if has else "so the new ones must not have one")
             )
         if noise:
-            like = members["observations/y"]
-            members["observations/noise"] = {
-                **json.loads(json.dumps(like)),
-                "attributes": {"long_name": layout.MEANING["noise"]},
-            }
+            members["observations/noise"] = copy.deepcopy(members["observations/y"])
+            members["observations/noise"]["attributes"]["long_name"] = layout.MEANING["noise"]
         else:
             del members["observations/noise"]
 

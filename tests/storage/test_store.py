@@ -78,6 +78,14 @@ def test_xarray_and_zarr_see_labelled_committed_rows(make_store: Callable[..., S
     assert zarr.open_array(store.url, path="runs/x", mode="r").shape == (20, 2)
 
 
+def test_rows_that_were_not_written_are_not_committed(make_store: Callable[..., Store]) -> None:
+    store = make_store(runs=20)
+    with pytest.raises(StoreError, match=r"runs/t/c\.2\.0 was never written"), store.writer({"runs": 30}) as writers:
+        writers["runs"].arrays["x"][20:50] = 1.0
+    assert storage.open(store.url).runs.rows == 20
+    assert store.verify() == []
+
+
 def test_the_problem_travels_with_the_store(make_store: Callable[..., Store]) -> None:
     store = make_store()
     found = storage.open(store.url)
