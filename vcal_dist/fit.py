@@ -1,0 +1,312 @@
+"""Calibration of arrays in memory: the stages of `vcal_dist.stages` and the passes of `vcal_dist.passes` in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vcal_dist.batches import Observations, Runs, Table, take
+from vcal_dist.calibration import CalibrationModel
+from vcal_dist.errors import ModelError
+from vcal_dist.fullrank import Frame, FullRank
+from vcal_dist.initialise import screen_theta, start_model
+from vcal_dist.objective import CollapsedTheta
+from vcal_dist.passes import Closing, close, compress, settle
+from vcal_dist.stages import (
+    FitSettings,
+    Stage,
+    Totals,
+    collapsed_emulator,
+    collapsed_theta,
+    emulator_groups,
+    is_collapsible,
+    meanfield_stages,
+    natural_stage,
+    nature_groups,
+)
+from vcal_dist.theta import ThetaPosterior
+from vcal_dist.weights import MeanField, Weights
+
+BLOCK = 50_000  # rows of a block in a pass, over all samples of θ̃
+ROWS_OF_CLOSING = 100_000  # over all points of q(θ̃), in one iteration of the closing pass
+SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
+Report = Callable[[str, int, float], None]  # stage, step, loss
+
+
+@dataclass
+class Fitted:
+    """A calibrated model: q(θ̃, w), or several with weights where the posterior has several modes."""
+
+    model: CalibrationModel
+    components: list[Weights]
+    log_weights: Tensor  # (C,) normalised
+    closings: list[Closing] = field(default_factory=list)
+    log_evidence_runs: float | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def q(self) -> Weights:
+        """The component of most weight."""
+        return self.components[int(self.log_weights.argmax())]
+
+    @property
+    def theta(self) -> ThetaPosterior:
+        """The posterior of θ in the user's units."""
+        moments = [q.theta_moments() for q in self.components]
+        means = torch.stack([mean.detach().double() for mean, _ in moments])
+        covariances = torch.stack([covariance.detach().double() for _, covariance in moments])
+        return ThetaPosterior(self.model.prior, means, covariances, self.log_weights)
+
+
+def fit(
+    model: CalibrationModel,
+    runs: Runs,
+    observations: Observations,
+    settings: FitSettings | None = None,
+    *,
+    seed: int = 0,
+    report: Report | None = None,
+) -> Fitted:
+    """Trains the model on all runs and observations, by the schedule of `settings.weights`."""
+    settings = settings or FitSettings()
+    check(model, runs, observations)
+    totals = Totals(len(runs.u), len(observations.x))
+    start_model(model, runs, observations, seed)
+    if settings.weights == "meanfield":
+        return _fit_meanfield(model, runs, observations, totals, settings, seed, report)
+    frame, evidence = fit_emulator(model, runs, settings, seed=seed, report=report)
+    return _fit_theta(model, runs, observations, totals, frame, evidence, settings, seed, report)
+
+
+def fit_emulator(
+    model: CalibrationModel, runs: Runs, settings: FitSettings, *, seed: int = 0, report: Report | None = None
+) -> tuple[Frame, float | None]:
+    """Steps 1 and 2: η's hyperparameters and features, then what all runs say of its weights."""
+    totals = Totals(len(runs.u), 0)
+    if is_collapsible(model, settings)[0]:
+        run_stage(collapsed_emulator(model, totals, settings, seed), runs, None, seed, report)
+        compressed = compress(model, blocks(runs))
+        return compressed.frame, float(compressed.log_evidence)
+    q = FullRank(0, model.outputs, model.eta.width, device=runs.u.device)
+    stage = natural_stage(
+        "emulator",
+        model,
+        q,
+        totals,
+        settings,
+        seed,
+        steps=settings.emulator_steps,
+        groups=emulator_groups(model, settings.emulator_rate / 3),
+        runs=True,
+        observations=False,
+    )
+    run_stage(stage, runs, None, seed, report)
+    settle(model, q, lambda: blocks(runs))
+    return Frame(q.raw_mean, q.raw_root), None
+
+
+def _fit_theta(
+    model: CalibrationModel,
+    runs: Runs,
+    observations: Observations,
+    totals: Totals,
+    frame: Frame,
+    evidence: float | None,
+    settings: FitSettings,
+    seed: int,
+    report: Report | None,
+) -> Fitted:
+    """Steps 3 to 5: θ̃ and the discrepancy, joint SVI, the closing pass from every start."""
+    starts = screen_theta(model, frame, observations, starts=settings.starts, points=settings.screening, seed=seed)
+    counts = {"damped": 0}
+
+    def closed(theta: Tensor, frame: Frame) -> tuple[FullRank, Closing]:
+        q = started(model, frame, theta)
+        return q, close(model, q, lambda: blocks(observations), key=(seed, 5))
+
+    theta = starts[0]
+    if is_collapsible(model, settings)[1]:
+        point = CollapsedTheta(model, frame, theta)
+        run_stage(collapsed_theta(model, point, totals, settings, seed), None, observations, seed, report)
+        theta = point.theta.detach()
+        q, _ = closed(theta, frame)
+    else:
+        q = started(model, frame, theta)
+        stage = natural_stage(
+            "theta",
+            model,
+            q,
+            totals,
+            settings,
+            seed,
+            steps=settings.theta_steps,
+            groups=nature_groups(model, settings.discrepancy_rate),
+            runs=False,
+            observations=True,
+        )
+        run_stage(stage, None, observations, seed, report)
+        counts["damped"] += stage.counts["damped"]
+
+    if settings.joint_steps:
+        joint = FullRank(q.theta_dim, q.outputs, q.width, frame=Frame(q.frame_mean, q.frame_root))
+        joint.move(q.theta_mean, q.mean, q.precision, q.factors)
+        stage = natural_stage(
+            "joint",
+            model,
+            joint,
+            totals,
+            settings,
+            seed,
+            steps=settings.joint_steps,
+            groups=[*emulator_groups(model, settings.joint_rate), *nature_groups(model, settings.joint_rate)],
+            runs=True,
+            observations=True,
+        )
+        run_stage(stage, runs, observations, seed, report)
+        counts["damped"] += stage.counts["damped"]
+        q = joint
+        if is_collapsible(model, settings)[0]:
+            frame, log_evidence = compress(model, blocks(runs))
+            evidence = float(log_evidence)
+
+    components, closings = distinct([closed(candidate, frame) for candidate in (q.theta_mean, *starts[1:])])
+    points = closing_points(settings, totals.observations, model.prior.dim)
+    if points:  # the same modes, with what is curved in θ̃
+        spread = [
+            close(model, q, lambda: blocks(observations, points), points=points, key=(seed, 5), seed=seed)
+            for q in components
+        ]
+        components, closings = distinct(list(zip(components, spread, strict=True)))
+    log_weights = torch.log_softmax(torch.tensor([c.bound for c in closings], dtype=torch.float64), 0)
+    counts["damped"] += sum(c.damped for c in closings)
+    return Fitted(model, list(components), log_weights, closings, evidence, counts)
+
+
+def _fit_meanfield(
+    model: CalibrationModel,
+    runs: Runs,
+    observations: Observations,
+    totals: Totals,
+    settings: FitSettings,
+    seed: int,
+    report: Report | None,
+) -> Fitted:
+    """The paper's own schedule."""
+    q = MeanField(model.prior.dim, model.outputs, model.width, dtype=runs.u.dtype).to(runs.u.device)
+    for stage in meanfield_stages(model, q, totals, settings, seed):
+        run_stage(stage, runs, observations if stage.observations else None, seed, report)
+    return Fitted(model, [q], torch.zeros(1, dtype=torch.float64))
+
+
+def started(model: CalibrationModel, frame: Frame, theta: Tensor) -> FullRank:
+    """q with what the runs say of η's weights as its prior, and θ̃ close to a start."""
+    wide = frame.widen(model.width - model.eta.width)
+    q = FullRank(model.prior.dim, model.outputs, model.width, frame=wide, absorbed=True)
+    precision = q.precision._replace(theta=100.0 * q.precision.theta)  # narrow: the mode at this start, no other
+    q.move(theta.double().clone(), q.mean, precision)
+    return q
+
+
+def closing_points(settings: FitSettings, observations: int, dim: int) -> int:
+    """Points of q(θ̃) in the closing pass: fewer than two for each θ̃ say nothing of the spread."""
+    if settings.closing_points is not None:
+        return settings.closing_points
+    points = min(64, ROWS_OF_CLOSING // observations)
+    return points if points >= 2 * dim else 0
+
+
+def distinct(found: list[tuple[FullRank, Closing]]) -> tuple[list[FullRank], list[Closing]]:
+    """The modes, best first: of closings that met, the one with the higher bound; those too light to matter go."""
+    kept: list[tuple[FullRank, Closing]] = []
+    for q, closing in sorted(found, key=lambda pair: -pair[1].bound):
+        light = kept and closing.bound < kept[0][1].bound - 10
+        if light or any(_distance(q, other) < SAME_MODE for other, _ in kept):
+            continue
+        kept.append((q, closing))
+    return [q for q, _ in kept], [closing for _, closing in kept]
+
+
+def _distance(q: FullRank, other: FullRank) -> float:
+    difference = q.theta_mean - other.theta_mean
+    covariance = q.theta_moments()[1] + other.theta_moments()[1]
+    return float((difference @ torch.linalg.solve(covariance / 2, difference)).sqrt())
+
+
+def run_stage(
+    stage: Stage, runs: Runs | None, observations: Observations | None, seed: int, report: Report | None = None
+) -> None:
+    """Adam with a one-cycle rate over shuffled batches; a stage with nothing to learn by Adam still takes its steps."""
+    natural = "damped" in stage.counts
+    if not stage.steps or not (stage.groups or natural):
+        return
+    optimizer = scheduler = None
+    if stage.groups:
+        optimizer = torch.optim.Adam(stage.groups, betas=(0.9, 0.95))
+        rates = [group["lr"] for group in stage.groups]
+        # A cycle of fewer than 10 steps has no warm-up to speak of; OneCycleLR needs two.
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, rates, total_steps=max(stage.steps, 10), pct_start=0.1
+        )
+    of_runs = shuffled(runs, stage.runs, (seed, 1)) if runs is not None and stage.runs else None
+    of_observations = (
+        shuffled(observations, stage.observations, (seed, 2))
+        if observations is not None and stage.observations
+        else None
+    )
+    for step in range(stage.steps):
+        loss = stage.loss(next(of_runs) if of_runs else None, next(of_observations) if of_observations else None, step)
+        if not bool(loss.isfinite()):
+            raise ModelError(
+                f"the loss of stage '{stage.name}' is {float(loss)} in step {step}; lower its learning rate, "
+                "or check the data for outliers"
+            )
+        if optimizer is not None and scheduler is not None:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+        if report is not None:
+            report(stage.name, step, float(loss.detach()))
+
+
+def shuffled(table: Table, size: int, seed: tuple[int, int]) -> Iterator[Table]:
+    """Endless batches, every row once an epoch (the last rows of an epoch that fill no batch wait for the next)."""
+    rows = len(table.weight)
+    if size >= rows:
+        while True:
+            yield table
+    generator = torch.Generator().manual_seed(seed[0] * 7919 + seed[1])
+    while True:
+        order = torch.randperm(rows, generator=generator).to(table.weight.device)
+        for chosen in order.split(size):
+            if len(chosen) == size:
+                yield take(table, chosen)
+
+
+def blocks(table: Table, samples: int = 1) -> Iterable[Table]:
+    """Every row once, in blocks."""
+    size = max(BLOCK // samples, 1)
+    for start in range(0, len(table.weight), size):
+        yield take(table, slice(start, start + size))
+
+
+def check(model: CalibrationModel, runs: Runs, observations: Observations) -> None:
+    """What cannot work, said before any work is done."""
+    if len(runs.u) < 2:
+        raise ModelError(f"there are {len(runs.u)} runs; an emulator needs at least 2")
+    if len(observations.x) < 1:
+        raise ModelError("there are no observations; θ needs at least 1")
+    for name, found, expected in (
+        ("runs' inputs", runs.u.shape[1], model.eta.inputs),
+        ("runs' outputs", runs.z.shape[1], model.outputs),
+        ("observations' inputs", observations.x.shape[1], model.controls),
+        ("observations' outputs", observations.y.shape[1], model.outputs),
+    ):
+        if found != expected:
+            raise ModelError(f"the {name} have {found} columns; the model was built for {expected}")
+    names = [str(k) for k in range(model.outputs)]
+    model.likelihood_z.check(runs.z, names)
+    model.likelihood_y.check(observations.y, names)
