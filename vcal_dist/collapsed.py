@@ -42,14 +42,19 @@ def gram(phi: Tensor, target: Tensor, precision: Tensor) -> Gram:
     phi, precision = phi.double(), precision.double()
     known = precision > 0
     target = torch.where(known, target.double(), 0.0)  # NaN marks a missing output
-    weighted = phi * precision.unsqueeze(-1)  # (..., B, M)
+    G, b = _WeightedProducts.apply(phi, target, precision)  # type: ignore[no-untyped-call]
     return Gram(
-        G=weighted.mT @ phi,
-        b=(weighted.mT @ target.unsqueeze(-1)).squeeze(-1),
+        G=G,
+        b=b,
         square=(precision * target.square()).sum(-1),
         log_precision=torch.where(known, precision, 1.0).log().sum(-1),
         rows=known.sum(-1).to(torch.float64),
     )
+
+
+def in_frame(sums: Gram, root: Tensor) -> Gram:
+    """The sums for weights v with w = T v, T (..., M, M): what rows φT would give, at a cost without rows."""
+    return sums._replace(G=root.mT @ sums.G @ root, b=(root.mT @ sums.b.unsqueeze(-1)).squeeze(-1))
 
 
 def log_evidence(sums: Gram) -> Tensor:
@@ -68,6 +73,28 @@ def posterior(sums: Gram) -> tuple[Tensor, Tensor]:
 
 def _factor(G: Tensor) -> Tensor:
     return torch.linalg.cholesky(G + torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
+
+
+class _WeightedProducts(torch.autograd.Function):
+    """Σ p φφᵀ and Σ p φ r. Plain autograd would take two products of the size of the first one back; G is symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, phi: Tensor, target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        weighted = phi * precision.unsqueeze(-1)  # (..., B, M)
+        ctx.save_for_backward(phi, target, precision)
+        return weighted.mT @ phi, (weighted.mT @ target.unsqueeze(-1)).squeeze(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_G: Tensor, by_b: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        phi, target, precision = ctx.saved_tensors
+        product = phi @ (by_G + by_G.mT)  # (..., B, M)
+        along = (phi @ by_b.unsqueeze(-1)).squeeze(-1)  # φ·∂b (..., B)
+        by_precision = None
+        if ctx.needs_input_grad[2]:
+            by_precision = (0.5 * torch.linalg.vecdot(phi, product) + target * along).sum_to_size(precision.shape)
+        by_phi = (product + target.unsqueeze(-1) * by_b.unsqueeze(-2)) * precision.unsqueeze(-1)
+        return by_phi.sum_to_size(phi.shape), (precision * along).sum_to_size(target.shape), by_precision
 
 
 class _HalfQuadraticMinusLogDet(torch.autograd.Function):

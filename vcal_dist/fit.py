@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import screen_theta, start_model
+from vcal_dist.mixture import Adapted, Mixture, adapt
 from vcal_dist.objective import CollapsedTheta
-from vcal_dist.passes import Closing, close, compress, settle
+from vcal_dist.passes import Closing, close, collapsed_log_density, compress, is_exact, pin, settle
 from vcal_dist.stages import (
     FitSettings,
     Stage,
@@ -23,6 +24,7 @@ from vcal_dist.stages import (
     collapsed_theta,
     emulator_groups,
     is_collapsible,
+    joint_stage,
     meanfield_stages,
     natural_stage,
     nature_groups,
@@ -30,8 +32,10 @@ from vcal_dist.stages import (
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.weights import MeanField, Weights
 
-BLOCK = 50_000  # rows of a block in a pass, over all samples of θ̃
-ROWS_OF_CLOSING = 100_000  # over all points of q(θ̃), in one iteration of the closing pass
+BLOCK = 8192  # rows of a block in a pass, over all samples of θ̃: their features should stay in the cache
+ROWS_OF_CLOSING = 20_000  # over all points of q(θ̃), in one iteration of the closing pass
+ROWS_OF_CANDIDATES = 4096
+ROWS_OF_REFINEMENT = 2_000_000  # over all points where the exact posterior is evaluated
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
 Report = Callable[[str, int, float], None]  # stage, step, loss
 
@@ -46,6 +50,7 @@ class Fitted:
     closings: list[Closing] = field(default_factory=list)
     log_evidence_runs: float | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    adapted: Adapted | None = None  # the importance sample behind a mixture
 
     @property
     def q(self) -> Weights:
@@ -123,9 +128,9 @@ def _fit_theta(
     starts = screen_theta(model, frame, observations, starts=settings.starts, points=settings.screening, seed=seed)
     counts = {"damped": 0}
 
-    def closed(theta: Tensor, frame: Frame) -> tuple[FullRank, Closing]:
+    def closed(theta: Tensor, frame: Frame, rows: Observations = observations) -> tuple[FullRank, Closing]:
         q = started(model, frame, theta)
-        return q, close(model, q, lambda: blocks(observations), key=(seed, 5))
+        return q, close(model, q, lambda: blocks(rows), key=(seed, 5))
 
     theta = starts[0]
     if is_collapsible(model, settings)[1]:
@@ -151,38 +156,60 @@ def _fit_theta(
         counts["damped"] += stage.counts["damped"]
 
     if settings.joint_steps:
-        joint = FullRank(q.theta_dim, q.outputs, q.width, frame=Frame(q.frame_mean, q.frame_root))
-        joint.move(q.theta_mean, q.mean, q.precision, q.factors)
-        stage = natural_stage(
-            "joint",
-            model,
-            joint,
-            totals,
-            settings,
-            seed,
-            steps=settings.joint_steps,
-            groups=[*emulator_groups(model, settings.joint_rate), *nature_groups(model, settings.joint_rate)],
-            runs=True,
-            observations=True,
-        )
-        run_stage(stage, runs, observations, seed, report)
+        q, stage = joint_stage(model, q, totals, settings, seed)
+        run_stage(stage, runs if stage.runs else None, observations, seed, report)
         counts["damped"] += stage.counts["damped"]
-        q = joint
-        if is_collapsible(model, settings)[0]:
+        if settings.free_emulator and is_collapsible(model, settings)[0]:
             frame, log_evidence = compress(model, blocks(runs))
             evidence = float(log_evidence)
 
-    components, closings = distinct([closed(candidate, frame) for candidate in (q.theta_mean, *starts[1:])])
+    candidates = [q.theta_mean, *starts[1:]]
+    if totals.observations > ROWS_OF_CANDIDATES:  # a part of the rows tells which starts lead to a mode of their own
+        every = take(observations, slice(None, None, -(-totals.observations // ROWS_OF_CANDIDATES)))
+        survivors, _ = distinct([closed(theta, frame, every) for theta in candidates])
+        candidates = [survivor.theta_mean for survivor in survivors]
+    components, closings = distinct([closed(theta, frame) for theta in candidates])
+    counts["damped"] += sum(closing.damped for closing in closings)
+    log_weights = torch.log_softmax(torch.tensor([closing.bound for closing in closings], dtype=torch.float64), 0)
+    fitted = Fitted(model, list(components), log_weights, closings, evidence, counts)
+    evaluations = min(settings.evaluations, ROWS_OF_REFINEMENT // totals.observations)
+    if settings.weights == "collapsed" and is_exact(model) and evaluations >= 32 * (model.prior.dim + 1):
+        return refine(fitted, frame, observations, evaluations, seed)
     points = closing_points(settings, totals.observations, model.prior.dim)
     if points:  # the same modes, with what is curved in θ̃
-        spread = [
+        fitted.closings = [
             close(model, q, lambda: blocks(observations, points), points=points, key=(seed, 5), seed=seed)
             for q in components
         ]
-        components, closings = distinct(list(zip(components, spread, strict=True)))
-    log_weights = torch.log_softmax(torch.tensor([c.bound for c in closings], dtype=torch.float64), 0)
-    counts["damped"] += sum(c.damped for c in closings)
-    return Fitted(model, list(components), log_weights, closings, evidence, counts)
+    return fitted
+
+
+def refine(fitted: Fitted, frame: Frame, observations: Observations, evaluations: int, seed: int) -> Fitted:
+    """q(θ̃) as a mixture that follows the exact posterior of θ̃, all weights integrated out.
+
+    A joint Gaussian has weights that are linear in θ̃ with one covariance everywhere; where θ̃ is uncertain and η
+    curved, that makes its θ̃ too narrow, and no Gaussian is skewed. Here w is Gaussian given θ̃, around each component.
+    """
+    model = fitted.model
+    moments = [q.theta_moments() for q in fitted.components]
+    start = Mixture(
+        torch.stack([mean for mean, _ in moments]),
+        torch.stack([covariance for _, covariance in moments]),
+        fitted.log_weights.to(moments[0][0].device),
+    )
+    adapted = adapt(
+        lambda theta: collapsed_log_density(model, frame, lambda: blocks(observations, len(theta)), theta),
+        start,
+        evaluations=evaluations,
+        seed=seed,
+    )
+    mixture = adapted.mixture
+    components: list[Weights] = []
+    for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
+        q = started(model, frame, mean)
+        pin(model, q, lambda: blocks(observations), mean, covariance)
+        components.append(q)
+    return replace(fitted, components=components, log_weights=mixture.log_weights, adapted=adapted)
 
 
 def _fit_meanfield(
@@ -211,11 +238,12 @@ def started(model: CalibrationModel, frame: Frame, theta: Tensor) -> FullRank:
 
 
 def closing_points(settings: FitSettings, observations: int, dim: int) -> int:
-    """Points of q(θ̃) in the closing pass: fewer than two for each θ̃ say nothing of the spread."""
+    """Points of q(θ̃) in the closing pass, at least two for each θ̃ or none: fewer say nothing of the spread."""
     if settings.closing_points is not None:
         return settings.closing_points
-    points = min(64, ROWS_OF_CLOSING // observations)
-    return points if points >= 2 * dim else 0
+    least = 2 * dim
+    points = max(least, min(32, ROWS_OF_CLOSING // observations))
+    return points if points * observations <= ROWS_OF_CLOSING * least else 0
 
 
 def distinct(found: list[tuple[FullRank, Closing]]) -> tuple[list[FullRank], list[Closing]]:

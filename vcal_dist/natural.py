@@ -117,19 +117,18 @@ def observations_statistics(
         phi_delta = None if f.phi_delta is None else f.phi_delta.double()
         for k, (by_theta, link) in enumerate(jacobians):
             a_k, c_k = _flat(a[..., k : k + 1]), _flat(c[..., k : k + 1])
-            design = join(phi_eta * (model.kappa if link is None else link.unsqueeze(-1)), phi_delta)
-            rows = _flat(design) @ q.frame_root[k]  # (SB, D) ∂f/∂v
-            J_theta = _flat(by_theta.double() * slope.unsqueeze(-2))  # (SB, d2) ∂f/∂θ̃
-            weighted = rows * (-2 * c_k)
-            curvature.weights[k] = rows.mT @ weighted
-            curvature.cross[k] = J_theta.mT @ weighted
+            design = _flat(join(phi_eta * (model.kappa if link is None else link.unsqueeze(-1)), phi_delta))  # ∂f/∂w
+            J_theta = _flat(by_theta.double() * slope.unsqueeze(-2))  # ∂f/∂θ̃ (SB, d2)
+            T, weighted = q.frame_root[k], design * (-2 * c_k)  # (D, D), (SB, D)
+            curvature.weights[k] = T.mT @ (design.mT @ weighted) @ T
+            curvature.cross[k] = (J_theta.mT @ weighted) @ T
             curvature.theta.add_(J_theta.mT @ (J_theta * (-2 * c_k)))
             if by_eta is None:
-                gradient[k] = (rows * a_k).sum(0)
+                by_weights = design.mT @ a_k
             else:
                 assert phi_delta is not None
-                parts = join(phi_eta * by_eta[..., k : k + 1], phi_delta * a[..., k : k + 1])
-                gradient[k] = _flat(parts).sum(0) @ q.frame_root[k]
+                by_weights = _flat(join(phi_eta * by_eta[..., k : k + 1], phi_delta * a[..., k : k + 1])).sum(0)
+            gradient[k] = T.mT @ by_weights.reshape(-1)
         gradient_theta = (by_unit.double().sum(-2) * slope).sum(0)
     return Statistics(curvature, gradient_theta, gradient, ell)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import THETA_NOISE, CalibrationModel
-from vcal_dist.collapsed import Gram, gram, log_evidence
+from vcal_dist.collapsed import Gram, gram, in_frame, log_evidence
 from vcal_dist.collective import sum_over_ranks
 from vcal_dist.fullrank import Frame
 from vcal_dist.gp import Draw
@@ -157,7 +157,7 @@ class CollapsedTheta(nn.Module):
 
     def __init__(self, model: CalibrationModel, frame: Frame, start: Tensor) -> None:
         super().__init__()
-        self.theta = nn.Parameter(start.detach().double().clone())  # (d2,)
+        self.theta = nn.Parameter(start.detach().double().clone())  # (d2,), or several points (S, d2)
         self.v = MeanField(0, *frame.mean.shape, dtype=torch.float64) if model.kind == "general" else None
         self.register_buffer("frame_mean", frame.mean)
         self.register_buffer("frame_root", frame.root)
@@ -180,13 +180,13 @@ def collapsed_observations(
 def observations_gram(
     model: CalibrationModel, point: CollapsedTheta, observations: Observations, draw: Draw | None
 ) -> Gram:
-    """This process' sums over observations of the whitened design and the residual y − κφ_η m (or y − η under g)."""
+    """This process' sums over observations, in the runs' frame; the residual is y − κφ_η m, or under g y − η."""
     assert isinstance(model.likelihood_y, Gaussian), "weights integrate out under Gaussian noise"
     x, y = observations.x, observations.y
     precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())
     precision = (precision * observations.weight.unsqueeze(-1)).mT  # (K, B)
     count = 1 if draw is None or not (model.random or point.v is not None) else draw.samples
-    unit = model.rows_of_theta(point.theta.expand(count, -1), len(x))
+    unit = model.rows_of_theta(point.theta.expand(count, -1) if point.theta.ndim == 1 else point.theta, len(x))
     phi = model.phi_eta(x, unit, draw).double()  # (S, B, M_η)
     m, R = point.frame_mean, point.frame_root
     if point.v is not None:
@@ -196,12 +196,9 @@ def observations_gram(
         eta = phi @ (m + torch.einsum("kde,ske->skd", R, v)).mT  # (S, B, K)
         return gram(model.phi_g(eta, x, draw).unsqueeze(-3), (y - eta).mT, precision)
     offset = model.kappa * (phi @ m.mT)  # (S, B, K)
-    design = model.kappa * (phi.unsqueeze(-3) @ R)  # (S, K, B, M_η)
-    if model.delta is not None:
-        phi_delta = model.delta(x, draw).double()
-        phi_delta = phi_delta.unsqueeze(-3).expand(*design.shape[:-1], -1)
-        design = torch.cat([design, phi_delta], -1)
-    return gram(design, (y - offset).mT, precision)
+    phi_delta = None if model.delta is None else model.delta(x, draw)
+    sums = gram(model.design(phi, phi_delta).unsqueeze(-3), (y - offset).mT, precision)
+    return in_frame(sums, Frame(m, R).widen(model.width - m.shape[-1]).root)
 
 
 def _evidence(sums: Gram, batch: Runs | Observations) -> Evidence:

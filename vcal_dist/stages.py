@@ -21,7 +21,7 @@ from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collective import world_size
 from vcal_dist.errors import ModelError
-from vcal_dist.fullrank import FullRank
+from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.natural import natural_step, observations_statistics, runs_statistics
@@ -60,11 +60,13 @@ class FitSettings:
     discrepancy_rate: float = 0.05
     joint_steps: int = 100
     joint_rate: float = 0.002
+    free_emulator: bool = False  # whether η's features move in the joint stage
     rho: float = 0.05  # step size of natural gradients once they have settled
     samples: Samples = field(default_factory=lambda: Samples(theta=2, hidden=1))
     screening: int = 4096  # points of θ's prior that are scored
     starts: int = 3  # of them that are followed to a mode each
-    closing_points: int | None = None  # of q(θ̃) in the closing pass; None: as many as 200,000 rows allow, 64 at most
+    evaluations: int = 512  # of the exact posterior of θ̃, which a mixture then follows; fewer for many observations
+    closing_points: int | None = None  # of q(θ̃) in the closing pass; None: 32 at most, none for many rows
     meanfield_steps: int = 2000  # in each of the paper's four stages
     meanfield_rate: float = 0.01
 
@@ -75,7 +77,14 @@ class FitSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ModelError(f"{name} is {value}; accepted: 1 or more")
-        for name in ("emulator_steps", "theta_steps", "joint_steps", "meanfield_steps", "closing_points"):
+        for name in (
+            "emulator_steps",
+            "theta_steps",
+            "joint_steps",
+            "meanfield_steps",
+            "closing_points",
+            "evaluations",
+        ):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ModelError(f"{name} is {value}; accepted: 0 or more")
@@ -155,7 +164,6 @@ def natural_stage(
     The step size falls as 1/(step + 1), a running mean over batches, down to `rho`.
     """
     counts = {"damped": 0}
-    settled = runs and observations  # the joint stage starts near its end
 
     def loss(of_runs: Runs | None, of_observations: Observations | None, step: int) -> Tensor:
         key: Key = (seed, 4, step)
@@ -168,7 +176,7 @@ def natural_stage(
             found = observations_statistics(model, q, of_observations, key=key, samples=settings.samples)
             parts.append(found.scaled(scale))
         statistics = parts[0] if len(parts) == 1 else parts[0].plus(parts[1])
-        rho = settings.rho if settled else max(settings.rho, 1 / (step + 1))
+        rho = settings.rho if name == "joint" else max(settings.rho, 1 / (step + 1))  # joint: near its end already
         counts["damped"] += natural_step(q, statistics.over_ranks(), rho).damped
         bound = world_size() * statistics.log_likelihood + model.log_prior() - model.kl()
         return -bound / (totals.runs * runs + totals.observations * observations)
@@ -181,6 +189,33 @@ def natural_stage(
         runs=settings.batch(settings.batch_runs, totals.runs) if runs else None,
         observations=settings.batch(settings.batch_observations, totals.observations) if observations else None,
         counts=counts,
+    )
+
+
+def joint_stage(
+    model: CalibrationModel, q: FullRank, totals: Totals, settings: FitSettings, seed: int
+) -> tuple[FullRank, Stage]:
+    """Mini-batch SVI of the ELBO on q(θ̃, w), with a small rate for the hyperparameters.
+
+    The runs are in q's prior, exactly, as long as η's features stay. With `free_emulator` these move too: the prior
+    is then N(0, I) again, in the same frame, and batches of runs come along.
+    """
+    groups = nature_groups(model, settings.joint_rate)
+    if settings.free_emulator:
+        free = FullRank(q.theta_dim, q.outputs, q.width, frame=Frame(q.frame_mean, q.frame_root))
+        free.move(q.theta_mean, q.mean, q.precision, q.factors)
+        q, groups = free, [*emulator_groups(model, settings.joint_rate), *groups]
+    return q, natural_stage(
+        "joint",
+        model,
+        q,
+        totals,
+        settings,
+        seed,
+        steps=settings.joint_steps,
+        groups=groups,
+        runs=settings.free_emulator,
+        observations=True,
     )
 
 

@@ -1,0 +1,161 @@
+"""A mixture of Gaussians that follows an unnormalised density: q(θ̃) where one Gaussian is not enough.
+
+Adaptive importance sampling: points are drawn from the mixture so far and from the prior N(0, I), weighted by
+density/proposal with the proposals of all rounds as one mixture (Owen and Zhou 2000; Cornuet et al. 2012), and a new
+mixture is fitted to them by expectation maximisation, its number of components chosen by the Bayesian information
+criterion. Weights are tempered while too few points carry them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+ROUNDS = 4
+MOST_COMPONENTS = 5
+FROM_PRIOR = (0.4, 0.1)  # share of points from N(0, I), in the first round and in later ones
+INFLATION = (4.0, 1.5)  # of the proposals' covariances, likewise
+EM_STEPS = 60
+
+
+class Mixture(NamedTuple):
+    """Σ_c exp(log_weights_c) N(means_c, covariances_c)."""
+
+    means: Tensor  # (C, d)
+    covariances: Tensor  # (C, d, d)
+    log_weights: Tensor  # (C,)
+
+    def log_density(self, points: Tensor) -> Tensor:
+        """(P, d) → (P,)."""
+        return torch.logsumexp(self.log_joint(points), -1)
+
+    def log_joint(self, points: Tensor) -> Tensor:
+        """log of weight times density, (P, C)."""
+        lower = torch.linalg.cholesky(self.covariances)  # (C, d, d)
+        away = (points.unsqueeze(1) - self.means).unsqueeze(-1)  # (P, C, d, 1)
+        scaled = torch.linalg.solve_triangular(lower, away, upper=False).squeeze(-1)
+        log_norm = lower.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * points.shape[-1] * math.log(2 * math.pi)
+        return self.log_weights - log_norm - 0.5 * scaled.square().sum(-1)
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """Points (P, d) from numbers (P, d + 1) in (0, 1): the first chooses the component."""
+        ends = self.log_weights.exp().cumsum(0)
+        component = torch.searchsorted(ends / ends[-1], uniform[:, 0].contiguous()).clamp_max(len(ends) - 1)
+        noise = torch.special.ndtri(uniform[:, 1:])
+        lower = torch.linalg.cholesky(self.covariances)
+        return self.means[component] + (lower[component] @ noise.unsqueeze(-1)).squeeze(-1)
+
+
+class Adapted(NamedTuple):
+    """The mixture, and how well its points carry the density."""
+
+    mixture: Mixture
+    log_evidence: float  # log ∫ density
+    effective: float  # the importance sample's effective size (Kish)
+    points: Tensor  # (P, d)
+    log_weights: Tensor  # (P,) normalised importance weights: expectations with them are exact as P grows
+
+
+def adapt(
+    log_density: Callable[[Tensor], Tensor], start: Mixture, *, evaluations: int, seed: int, rounds: int = ROUNDS
+) -> Adapted:
+    """Follows a density, given on points (P, d) → (P,), from a first guess with that many evaluations in all."""
+    dim, device = start.means.shape[-1], start.means.device
+    sobol = SobolEngine(dim + 1, scramble=True, seed=seed)
+    each = max(evaluations // rounds, 8)
+    mixture, proposals = start, []
+    points = torch.empty(0, dim, dtype=torch.float64, device=device)
+    log_target = torch.empty(0, dtype=torch.float64, device=device)
+    log_weight = log_target
+    for number in range(rounds):
+        later = min(number, 1)
+        proposal = _with_prior(mixture, FROM_PRIOR[later], INFLATION[later])
+        proposals.append(proposal)
+        uniform = sobol.draw(each, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(device)
+        fresh = proposal.draw(uniform)
+        points = torch.cat([points, fresh])
+        log_target = torch.cat([log_target, log_density(fresh)])
+        log_proposal = torch.logsumexp(torch.stack([p.log_density(points) for p in proposals]), 0)
+        log_weight = log_target - log_proposal + math.log(len(proposals))  # deterministic mixture weights
+        mixture = _fit(points, _tempered(log_weight, dim))
+    log_evidence = float(torch.logsumexp(log_weight, 0)) - math.log(len(points))
+    normalised = torch.log_softmax(log_weight, 0)
+    return Adapted(mixture, log_evidence, _effective(normalised.exp()), points, normalised)
+
+
+def _with_prior(mixture: Mixture, share: float, inflation: float) -> Mixture:
+    """The proposal: the mixture, wider, with a share of N(0, I)."""
+    identity = torch.eye(mixture.means.shape[-1], dtype=mixture.means.dtype, device=mixture.means.device)
+    return Mixture(
+        torch.cat([mixture.means, torch.zeros_like(mixture.means[:1])]),
+        torch.cat([inflation * mixture.covariances, identity.unsqueeze(0)]),
+        torch.cat([mixture.log_weights + math.log1p(-share), mixture.log_weights.new_tensor([math.log(share)])]),
+    )
+
+
+def _effective(weights: Tensor) -> float:
+    return float(weights.sum().square() / weights.square().sum())
+
+
+def _tempered(log_weight: Tensor, dim: int) -> Tensor:
+    """Normalised weights, to the highest power up to one that leaves enough points to fit a Gaussian to."""
+    needed = min(4.0 * (dim + 1), len(log_weight) / 2)
+    low, high = 0.0, 1.0
+    if _effective(torch.softmax(log_weight, 0)) >= needed:
+        return torch.softmax(log_weight, 0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        enough = _effective(torch.softmax(middle * log_weight, 0)) >= needed
+        low, high = (middle, high) if enough else (low, middle)
+    return torch.softmax(low * log_weight, 0)
+
+
+def _fit(points: Tensor, weights: Tensor) -> Mixture:
+    """The mixture of weighted points with the least Bayesian information criterion."""
+    size, dim = _effective(weights), points.shape[-1]
+    parameters = 1 + dim + dim * (dim + 1) // 2
+    best, least = None, math.inf
+    for count in range(1, MOST_COMPONENTS + 1):
+        if count > 1 and size < 5 * count * parameters:
+            break
+        mixture = _expectation_maximisation(points, weights, count)
+        criterion = -2 * size * float(weights @ mixture.log_density(points)) + count * parameters * math.log(size)
+        if criterion < least:
+            best, least = mixture, criterion
+    assert best is not None
+    return best
+
+
+def _expectation_maximisation(points: Tensor, weights: Tensor, count: int) -> Mixture:
+    """Started from slices of equal weight along the direction of most spread."""
+    mean = weights @ points
+    centred = points - mean
+    covariance = centred.mT @ (weights.unsqueeze(-1) * centred)
+    spread, directions = torch.linalg.eigh(covariance)
+    order = (centred @ directions[:, -1]).argsort()
+    slices = (weights[order].cumsum(0) * count).long().clamp(0, count - 1)
+    membership = torch.zeros(len(points), count, dtype=points.dtype, device=points.device)
+    membership[order, slices] = 1.0
+    # A component that shrinks onto few points says more of them than of the density.
+    floor = (
+        1e-3 * spread.clamp_min(1e-12).mean() * torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+    )
+    mixture = _maximise(points, weights, membership, floor)
+    for _ in range(EM_STEPS if count > 1 else 0):
+        membership = torch.softmax(mixture.log_joint(points), -1)  # (P, C)
+        mixture = _maximise(points, weights, membership, floor)
+    return mixture
+
+
+def _maximise(points: Tensor, weights: Tensor, membership: Tensor, floor: Tensor) -> Mixture:
+    share = weights.unsqueeze(-1) * membership  # (P, C)
+    total = share.sum(0).clamp_min(1e-12)  # (C,)
+    means = share.mT @ points / total.unsqueeze(-1)
+    away = points.unsqueeze(1) - means  # (P, C, d)
+    covariances = torch.einsum("pc,pci,pcj->cij", share, away, away) / total[:, None, None] + floor
+    return Mixture(means, covariances, (total / total.sum()).log())
