@@ -33,7 +33,6 @@ from vcal_dist.theta import ThetaPosterior
 from vcal_dist.weights import MeanField, Weights
 
 BLOCK = 8192  # rows of a block in a pass, over all samples of θ̃: their features should stay in the cache
-ROWS_OF_CLOSING = 20_000  # over all points of q(θ̃), in one iteration of the closing pass
 ROWS_OF_CANDIDATES = 4096
 ROWS_OF_REFINEMENT = 2_000_000  # over all points where the exact posterior is evaluated
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
@@ -170,17 +169,13 @@ def _fit_theta(
         candidates = [survivor.theta_mean for survivor in survivors]
     components, closings = distinct([closed(theta, frame) for theta in candidates])
     counts["damped"] += sum(closing.damped for closing in closings)
-    log_weights = torch.log_softmax(torch.tensor([closing.bound for closing in closings], dtype=torch.float64), 0)
+    log_weights = torch.log_softmax(
+        torch.tensor([closing.log_evidence for closing in closings], dtype=torch.float64), 0
+    )
     fitted = Fitted(model, list(components), log_weights, closings, evidence, counts)
     evaluations = min(settings.evaluations, ROWS_OF_REFINEMENT // totals.observations)
     if settings.weights == "collapsed" and is_exact(model) and evaluations >= 32 * (model.prior.dim + 1):
         return refine(fitted, frame, observations, evaluations, seed)
-    points = closing_points(settings, totals.observations, model.prior.dim)
-    if points:  # the same modes, with what is curved in θ̃
-        fitted.closings = [
-            close(model, q, lambda: blocks(observations, points), points=points, key=(seed, 5), seed=seed)
-            for q in components
-        ]
     return fitted
 
 
@@ -203,6 +198,8 @@ def refine(fitted: Fitted, frame: Frame, observations: Observations, evaluations
         evaluations=evaluations,
         seed=seed,
     )
+    if adapted.effective < 4 * (model.prior.dim + 1):  # too few points carry it to say more than Gauss–Newton
+        return replace(fitted, adapted=adapted)
     mixture = adapted.mixture
     components: list[Weights] = []
     for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
@@ -237,20 +234,11 @@ def started(model: CalibrationModel, frame: Frame, theta: Tensor) -> FullRank:
     return q
 
 
-def closing_points(settings: FitSettings, observations: int, dim: int) -> int:
-    """Points of q(θ̃) in the closing pass, at least two for each θ̃ or none: fewer say nothing of the spread."""
-    if settings.closing_points is not None:
-        return settings.closing_points
-    least = 2 * dim
-    points = max(least, min(32, ROWS_OF_CLOSING // observations))
-    return points if points * observations <= ROWS_OF_CLOSING * least else 0
-
-
 def distinct(found: list[tuple[FullRank, Closing]]) -> tuple[list[FullRank], list[Closing]]:
-    """The modes, best first: of closings that met, the one with the higher bound; those too light to matter go."""
+    """The modes, best first: of closings that met, the one with the higher evidence; those too light to matter go."""
     kept: list[tuple[FullRank, Closing]] = []
-    for q, closing in sorted(found, key=lambda pair: -pair[1].bound):
-        light = kept and closing.bound < kept[0][1].bound - 10
+    for q, closing in sorted(found, key=lambda pair: -pair[1].log_evidence):
+        light = kept and closing.log_evidence < kept[0][1].log_evidence - 10
         if light or any(_distance(q, other) < SAME_MODE for other, _ in kept):
             continue
         kept.append((q, closing))

@@ -119,9 +119,7 @@ class FullRank(nn.Module):
         self.register_buffer("precision_theta", prior.theta)
         self.register_buffer("precision_cross", prior.cross)
         self.register_buffer("precision_weights", prior.weights)
-        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            lambda module, _: module._refactor()
-        )
+        self.register_load_state_dict_post_hook(_refactor)  # type: ignore[no-untyped-call]
         self._refactor()
 
     # --- state ------------------------------------------------------------------------------------------------
@@ -180,7 +178,8 @@ class FullRank(nn.Module):
         self.theta_root = torch.linalg.solve_triangular(factors.schur.mT, identity, upper=True)
 
     def _apply(self, fn: Any, recurse: bool = True) -> FullRank:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # to another device
+        # To another device, never to another precision.
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
         self._refactor()
         return self
 
@@ -236,6 +235,12 @@ class FullRank(nn.Module):
         size = self.theta_dim + self.outputs * self.width
         return 0.5 * (trace + self.theta_mean.square().sum() + mean.square().sum() - size - log_det)
 
+    def kl_weights(self) -> Tensor:
+        """KL(q(w | θ̃ = μ_θ) ‖ p(w)): what w costs where θ̃ is a point."""
+        root, mean = (self.factors.root, self.mean) if self.absorbed else (self.raw_root, self.raw_mean)
+        log_det = -2 * _log_diagonal(self.factors.lower) + (0 if self.absorbed else 2 * _log_diagonal(self.frame_root))
+        return 0.5 * (root.square().sum() + mean.square().sum() - self.outputs * self.width - log_det)
+
 
 def _spread(psi: Tensor, root: Tensor) -> Tensor:
     """ψ Σ_k ψᵀ for each row and output, Σ_k = root root^T: psi (..., B, C), root (K, C, ·) → (..., B, K)."""
@@ -244,3 +249,8 @@ def _spread(psi: Tensor, root: Tensor) -> Tensor:
 
 def _log_diagonal(factor: Tensor) -> Tensor:
     return factor.diagonal(dim1=-2, dim2=-1).log().sum()
+
+
+def _refactor(module: FullRank, _: object) -> None:
+    """After a state was loaded. (A function of the module, so that q can be sent to another process.)"""
+    module._refactor()

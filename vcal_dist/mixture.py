@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-ROUNDS = 4
+ROUNDS = 6
 MOST_COMPONENTS = 5
 FROM_PRIOR = (0.4, 0.1)  # share of points from N(0, I), in the first round and in later ones
 INFLATION = (4.0, 1.5)  # of the proposals' covariances, likewise
@@ -136,15 +136,14 @@ def _expectation_maximisation(points: Tensor, weights: Tensor, count: int) -> Mi
     mean = weights @ points
     centred = points - mean
     covariance = centred.mT @ (weights.unsqueeze(-1) * centred)
-    spread, directions = torch.linalg.eigh(covariance)
-    order = (centred @ directions[:, -1]).argsort()
+    direction = torch.linalg.eigh(covariance).eigenvectors[:, -1]
+    order = (centred @ direction).argsort()
     slices = (weights[order].cumsum(0) * count).long().clamp(0, count - 1)
     membership = torch.zeros(len(points), count, dtype=points.dtype, device=points.device)
     membership[order, slices] = 1.0
     # A component that shrinks onto few points says more of them than of the density.
-    floor = (
-        1e-3 * spread.clamp_min(1e-12).mean() * torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-    )
+    identity = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+    floor = 1e-3 * covariance + 1e-18 * identity
     mixture = _maximise(points, weights, membership, floor)
     for _ in range(EM_STEPS if count > 1 else 0):
         membership = torch.softmax(mixture.log_joint(points), -1)  # (P, C)

@@ -133,8 +133,11 @@ def observations_statistics(
     return Statistics(curvature, gradient_theta, gradient, ell)
 
 
-def natural_step(q: FullRank, statistics: Statistics, rho: float) -> Step:
-    """Moves q by a step of size ρ. A step that would lose positive definiteness is halved, at last left out."""
+def natural_step(q: FullRank, statistics: Statistics, rho: float, *, hold_theta: bool = False) -> Step:
+    """Moves q by a step of size ρ; the mean of θ̃ stays where it is with `hold_theta`.
+
+    A step that would lose positive definiteness is halved, at last left out, like one that is not finite.
+    """
     prior, (prior_theta, prior_weights) = q.prior(), q.prior_gradient()
     target = Arrow(*(mine + its for mine, its in zip(prior, statistics.curvature, strict=True)))
     gradient_theta = prior_theta + statistics.gradient_theta
@@ -144,7 +147,13 @@ def natural_step(q: FullRank, statistics: Statistics, rho: float) -> Step:
         rho, damped = rho / 2, damped + 1
         if damped == HALVINGS:
             return Step(0.0, damped, float("nan"))
-    theta, weights = factors.solve(gradient_theta, gradient_weights)
+    if hold_theta:
+        theta = torch.zeros_like(gradient_theta)
+        weights = torch.cholesky_solve(gradient_weights.unsqueeze(-1), factors.lower).squeeze(-1)
+    else:
+        theta, weights = factors.solve(gradient_theta, gradient_weights)
+    if not bool(theta.isfinite().all() and weights.isfinite().all()):
+        return Step(0.0, damped, float("nan"))
     decrement = 0.5 * float(gradient_theta @ theta + (gradient_weights * weights).sum())
     longest = float(theta.abs().max()) * rho if len(theta) else 0.0
     shorten = min(1.0, LONGEST_STEP / max(longest, 1e-300))

@@ -58,7 +58,7 @@ class FitSettings:
     theta_steps: int = 250
     theta_rate: float = 0.02
     discrepancy_rate: float = 0.05
-    joint_steps: int = 100
+    joint_steps: int = 50
     joint_rate: float = 0.002
     free_emulator: bool = False  # whether η's features move in the joint stage
     rho: float = 0.05  # step size of natural gradients once they have settled
@@ -66,7 +66,6 @@ class FitSettings:
     screening: int = 4096  # points of θ's prior that are scored
     starts: int = 3  # of them that are followed to a mode each
     evaluations: int = 512  # of the exact posterior of θ̃, which a mixture then follows; fewer for many observations
-    closing_points: int | None = None  # of q(θ̃) in the closing pass; None: 32 at most, none for many rows
     meanfield_steps: int = 2000  # in each of the paper's four stages
     meanfield_rate: float = 0.01
 
@@ -82,7 +81,6 @@ class FitSettings:
             "theta_steps",
             "joint_steps",
             "meanfield_steps",
-            "closing_points",
             "evaluations",
         ):
             value = getattr(self, name)
