@@ -22,6 +22,11 @@ def stderr() -> Console:
     return _console(stderr=True)
 
 
+def note(text: str) -> None:
+    """Says what goes on, apart from the result."""
+    stderr().print(f"{text} …", style="dim")
+
+
 def _console(stderr: bool) -> Console:
     # rich reads COLUMNS by itself; the markup of paths and names must never be interpreted.
     console = Console(stderr=stderr, markup=False, highlight=False)

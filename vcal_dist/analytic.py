@@ -27,7 +27,7 @@ from torch.quasirandom import SobolEngine
 from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
-from vcal_dist.fit import check
+from vcal_dist.fitting import check
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.sampling import Draws, sample
 from vcal_dist.theta import ThetaPosterior

@@ -168,6 +168,18 @@ class CalibrationModel(nn.Module):
             phi_eta = phi_eta * self.kappa.to(phi_eta.dtype)
         return join(phi_eta, phi_delta)
 
+    def warping_slope(self, eta: Tensor, x: Tensor, weights: Tensor, draw: Draw | None = None) -> Tensor:
+        """∂g_k/∂η_k at η (B, K) and x (B, d1) for weights W_g (K, M_g): one where g only adds. (B, K), for plots."""
+        if self.kind != "general":
+            raise ModelError(f"the discrepancy is '{self.kind}'; only 'general' warps η")
+        with torch.enable_grad():
+            eta = eta.detach().requires_grad_()
+            g = eta + self.phi_g(eta, x, draw).to(eta.dtype) @ weights.to(eta.dtype).mT
+            slopes = [
+                torch.autograd.grad(g[..., k].sum(), eta, retain_graph=True)[0][..., k] for k in range(g.shape[-1])
+            ]
+        return torch.stack(slopes, -1)
+
     def phi_g(self, eta: Tensor, x: Tensor, draw: Draw | None) -> Tensor:
         """g's features at η (S, B, K) and x (B, d1)."""
         assert self.delta is not None

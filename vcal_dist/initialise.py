@@ -40,13 +40,12 @@ def start_hidden_layers(stack: DeepGP, u: Tensor, target: Tensor, noise: float, 
     rows of its own. A layer with an identity or linear mean already passes its inputs on; it stays where it is.
     """
     value, seen = u, u
-    target = torch.nan_to_num(target)
     for layer in stack.hidden:
         if layer.mean == "zero":
             for j in range(layer.weights.outputs):
                 chosen = torch.randperm(len(u), generator=generator)[:ROWS_OF_A_LAYER].to(u.device)
                 z = target[chosen, j % target.shape[1]]
-                sums = gram(layer.features(seen[chosen]), z, torch.full_like(z, noise**-2))
+                sums = gram(layer.features(seen[chosen]), z, torch.where(z.isnan(), 0.0, noise**-2))
                 mean, root = posterior(sums)
                 layer.weights.mean[j] = mean.to(layer.weights.mean.dtype)
                 layer.weights.log_sd[j] = root.square().sum(-1).sqrt().log().to(layer.weights.mean.dtype)

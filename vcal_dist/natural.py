@@ -13,6 +13,7 @@ out of Λ too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -159,6 +160,24 @@ def natural_step(q: FullRank, statistics: Statistics, rho: float, *, hold_theta:
     shorten = min(1.0, LONGEST_STEP / max(longest, 1e-300))
     q.move(q.theta_mean + rho * shorten * theta, q.mean + rho * shorten * weights, precision, factors)
     return Step(rho, damped, decrement)
+
+
+def judged_step(q: FullRank, statistics: Statistics, rho: float, bound: Callable[[], float]) -> Step:
+    """A step that does not lower the bound on the same rows: it is taken back and halved until it does not.
+
+    Under Gaussian noise no step of weights does; under others a step from far away can, without end.
+    """
+    before, start = bound(), (q.theta_mean, q.mean, q.precision)
+    damped = 0
+    while True:
+        step = natural_step(q, statistics, rho)
+        damped += step.damped
+        if step.size == 0.0 or bound() >= before:
+            return step._replace(damped=damped)
+        q.move(*start)
+        rho, damped = rho / 2, damped + 1
+        if damped >= HALVINGS:
+            return Step(0.0, damped, float("nan"))
 
 
 def _row_jacobian(mean: Tensor, unit: Tensor, eta: Tensor | None, k: int) -> tuple[Tensor, Tensor | None]:

@@ -10,7 +10,7 @@ that bounds are densities in the user's units and can be compared between transf
 
 The collapsed evidence integrates the last layers' weights out exactly, but of a batch, which it couples: it is no
 estimate of the full bound and is never compared between batch sizes. Samples of hidden layers are shared by all rows
-there; with noise of their own for every row the mean over samples would not be a bound.
+there; with noise of their own for every row it would not be a bound.
 """
 
 from __future__ import annotations
@@ -130,11 +130,21 @@ def sample_theta(q: Weights, samples: Samples, key: Key) -> Tensor:
 # --- the collapsed evidence -----------------------------------------------------------------------------------------
 
 
+def over_samples(sums: Gram) -> Gram:
+    """The mean over samples of hidden layers of the sums (S, K, …) that depend on them: (K, …).
+
+    The evidence of mean sums is that of weights which do not depend on the sample, as in q. It is never above the mean
+    of the samples' evidences (Hölder), so it bounds the full evidence, less KL, for any number of samples. With a
+    single one, weights could follow the sample, and hidden layers would drift to their prior at no cost.
+    """
+    return Gram(*(part.mean(0) if part.ndim > dims else part for part, dims in zip(sums, (3, 2, 1, 1, 1), strict=True)))
+
+
 def runs_gram(model: CalibrationModel, runs: Runs, draw: Draw | None) -> Gram:
-    """This process' sums over runs, (K, …) or (S, K, …) with samples of hidden layers."""
+    """This process' sums over runs, (K, …), their mean over samples of hidden layers."""
     assert isinstance(model.likelihood_z, Gaussian), "weights integrate out under Gaussian noise"
     precision = model.likelihood_z.precision(runs.z) * runs.weight.unsqueeze(-1)  # (B, K)
-    return gram(model.eta(runs.u, draw).unsqueeze(-3), runs.z.mT, precision.mT)
+    return over_samples(gram(model.eta(runs.u, draw).unsqueeze(-3), runs.z.mT, precision.mT))
 
 
 class Evidence(NamedTuple):
@@ -145,7 +155,7 @@ class Evidence(NamedTuple):
 
 
 def collapsed_runs(model: CalibrationModel, runs: Runs, draw: Draw | None) -> Evidence:
-    """log p(z of the global batch | hyperparameters, Ω, hidden layers), the mean over samples of hidden layers."""
+    """log p(z of the global batch | hyperparameters, Ω); a lower bound, less KL, where hidden layers are random."""
     return _evidence(runs_gram(model, runs, draw), runs)
 
 
@@ -158,7 +168,9 @@ class CollapsedTheta(nn.Module):
     def __init__(self, model: CalibrationModel, frame: Frame, start: Tensor) -> None:
         super().__init__()
         self.theta = nn.Parameter(start.detach().double().clone())  # (d2,), or several points (S, d2)
-        self.v = MeanField(0, *frame.mean.shape, dtype=torch.float64) if model.kind == "general" else None
+        self.v: MeanField | None = None
+        if model.kind == "general":
+            self.v = MeanField(0, *frame.mean.shape, dtype=torch.float64).to(frame.mean.device)
         self.register_buffer("frame_mean", frame.mean)
         self.register_buffer("frame_root", frame.root)
 
@@ -173,14 +185,14 @@ class CollapsedTheta(nn.Module):
 def collapsed_observations(
     model: CalibrationModel, point: CollapsedTheta, observations: Observations, draw: Draw | None
 ) -> Evidence:
-    """log p(y of the global batch | θ̃, hyperparameters, runs), the mean over samples of hidden layers and of v."""
-    return _evidence(observations_gram(model, point, observations, draw), observations)
+    """log p(y of the global batch | θ̃, hyperparameters, runs), bounded likewise where hidden layers or v are random."""
+    return _evidence(over_samples(observations_gram(model, point, observations, draw)), observations)
 
 
 def observations_gram(
     model: CalibrationModel, point: CollapsedTheta, observations: Observations, draw: Draw | None
 ) -> Gram:
-    """This process' sums over observations, in the runs' frame; the residual is y − κφ_η m, or under g y − η."""
+    """This process' sums over observations, (S, K, …), in the runs' frame; residuals are y − κφ_η m, or y − η."""
     assert isinstance(model.likelihood_y, Gaussian), "weights integrate out under Gaussian noise"
     x, y = observations.x, observations.y
     precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())
@@ -204,5 +216,4 @@ def observations_gram(
 def _evidence(sums: Gram, batch: Runs | Observations) -> Evidence:
     jacobian = (batch.log_jacobian.sum(-1) * batch.weight).sum()
     *summed, jacobian, rows = sum_over_ranks([*sums, jacobian, batch.weight.sum()])
-    per_output = log_evidence(Gram(*summed))  # (K,) or (S, K)
-    return Evidence(per_output.sum(-1).mean() + jacobian, rows)
+    return Evidence(log_evidence(Gram(*summed)).sum() + jacobian, rows)

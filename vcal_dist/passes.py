@@ -26,6 +26,7 @@ from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram,
 
 GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
 HIDDEN_SAMPLES = 8  # of hidden layers in a pass
+SETTLED = 1e-6  # nats
 SMALLEST_STEP = 1 / 64  # of Gauss–Newton: below, no step raises the bound
 
 
@@ -39,7 +40,7 @@ class Compressed(NamedTuple):
 class Closing(NamedTuple):
     """How the closing iterations ended."""
 
-    log_evidence: float  # log p(y | runs) near this mode: Laplace's in θ̃, a bound (exact for Gaussian noise) in w
+    log_evidence: float  # of y near this mode: Laplace's in θ̃, a bound (exact for Gaussian noise) in w; or of z
     iterations: int
     damped: int
     converged: bool
@@ -56,8 +57,6 @@ def compress(model: CalibrationModel, blocks: Iterable[Runs], *, key: Key = (0,)
     jacobian = torch.zeros((), dtype=torch.float64, device=model.kappa.device)
     for runs in blocks:
         sums = runs_gram(model, runs, draw)
-        if sums.G.ndim == 4:  # (S, K, M, M)
-            sums = sums._replace(G=sums.G.mean(0), b=sums.b.mean(0))
         total = sums if total is None else total.plus(sums)
         jacobian += (runs.log_jacobian.sum(-1) * runs.weight).sum()
     if total is None:
@@ -67,16 +66,37 @@ def compress(model: CalibrationModel, blocks: Iterable[Runs], *, key: Key = (0,)
     return Compressed(Frame(*posterior(total)), log_evidence(total).sum() + jacobian)
 
 
-def settle(model: CalibrationModel, q: FullRank, blocks: Callable[[], Iterable[Runs]], *, iterations: int = 20) -> Step:
-    """q(W_η) for any likelihood of runs: natural-gradient steps of size one over all runs until they stand still."""
-    step = Step(1.0, 0, float("inf"))
-    for _ in range(iterations):
+def settle(
+    model: CalibrationModel, q: FullRank, blocks: Callable[[], Iterable[Runs]], *, iterations: int = 30
+) -> Closing:
+    """q(W_η) for any likelihood of runs: natural-gradient steps of size one over all runs until they stand still.
+
+    A step that lowers the bound is taken back and halved.
+    """
+    samples = Samples(1, HIDDEN_SAMPLES)
+    kept: tuple[tuple[Tensor, Tensor, Arrow], Statistics] | None = None
+    step = Step(1.0, 0, math.inf)
+    bound, rho, damped = -math.inf, 1.0, 0
+    for iteration in range(1, iterations + 1):
         with torch.no_grad():
-            statistics = _sum(runs_statistics(model, q, runs, samples=Samples(1, HIDDEN_SAMPLES)) for runs in blocks())
-        step = natural_step(q, statistics, 1.0)
-        if step.decrement < 1e-8:
-            break
-    return step
+            found = _sum(runs_statistics(model, q, runs, samples=samples) for runs in blocks())
+        now = float(found.log_likelihood - q.kl())
+        if kept is not None and not now > bound - SETTLED:
+            rho, damped = rho / 2, damped + 1
+            q.move(*kept[0])
+            if rho < SMALLEST_STEP:
+                return Closing(bound, iteration, damped, converged=False)
+        else:
+            converged = abs(now - bound) < SETTLED and step.decrement < SETTLED
+            bound, kept = now, ((q.theta_mean, q.mean, q.precision), found)
+            if converged:
+                return Closing(bound, iteration, damped, converged=True)
+            rho = min(1.0, 2 * rho)
+        step = natural_step(q, kept[1], rho)
+        damped += step.damped
+    assert kept is not None
+    q.move(*kept[0])  # the last step was never judged
+    return Closing(bound, iterations, damped, converged=False)
 
 
 def close(

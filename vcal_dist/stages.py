@@ -5,7 +5,7 @@
     fullrank    the same with the ELBO and natural gradients in place of evidences: for likelihoods not Gaussian
     meanfield   the paper's four stages, by Adam on the ELBO
 
-A stage knows nothing of loops, devices or files: `vcal_dist.fit` runs it over arrays in memory.
+A stage knows nothing of loops, devices or files: `vcal_dist.fitting` runs it over arrays in memory.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor, nn
 
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel
-from vcal_dist.collective import world_size
+from vcal_dist.collective import sum_over_ranks, world_size
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
-from vcal_dist.natural import natural_step, observations_statistics, runs_statistics
+from vcal_dist.natural import judged_step, natural_step, observations_statistics, runs_statistics
 from vcal_dist.objective import (
     CollapsedTheta,
     Key,
@@ -36,6 +37,8 @@ from vcal_dist.objective import (
 from vcal_dist.weights import MeanField
 
 Family = Literal["collapsed", "fullrank", "meanfield"]
+ROWS_PER_WEIGHT, SMALLEST_BATCH = 20, 2048
+COLLAPSED_SAMPLES = 4  # of hidden layers, at least: weights must fit them all (vcal_dist.objective.over_samples)
 Loss = Callable[[Runs | None, Observations | None, int], Tensor]
 
 
@@ -48,12 +51,16 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings:
-    """How training goes. Rates are Adam's; batches of None are all rows up to 8192, and 4096 of more."""
+    """How training goes. Rates are Adam's.
+
+    Batches of None have twenty rows for each weight that they decide on, and 2048 at least: a batch's evidence
+    over-weighs the prior of the weights, and more so the fewer its rows are.
+    """
 
     weights: Family = "collapsed"
     batch_runs: int | None = None
     batch_observations: int | None = None
-    emulator_steps: int = 600
+    emulator_steps: int = 1000
     emulator_rate: float = 0.03
     theta_steps: int = 250
     theta_rate: float = 0.02
@@ -94,9 +101,9 @@ class FitSettings:
         if min(self.samples) < 1:
             raise ModelError(f"samples is {tuple(self.samples)}; accepted: 1 or more of θ̃ and of hidden layers")
 
-    def batch(self, chosen: int | None, rows: int) -> int:
+    def batch(self, chosen: int | None, rows: int, weights: int) -> int:
         """Rows of a global batch."""
-        return min(rows, chosen or (rows if rows <= 8192 else 4096))
+        return min(rows, chosen or max(ROWS_PER_WEIGHT * weights, SMALLEST_BATCH))
 
 
 @dataclass
@@ -109,6 +116,7 @@ class Stage:
     loss: Loss
     runs: int | None = None  # rows of a global batch; None: the stage reads none
     observations: int | None = None
+    natural: bool = False  # whether the loss also moves q, with or without anything for Adam
     counts: dict[str, int] = field(default_factory=dict)  # what the loss counted, such as damped steps
 
 
@@ -117,11 +125,13 @@ def collapsed_emulator(model: CalibrationModel, totals: Totals, settings: FitSet
 
     def loss(runs: Runs | None, _: Observations | None, step: int) -> Tensor:
         assert runs is not None
-        evidence, rows = collapsed_runs(model, runs, Draw((seed, 1, step), settings.samples.hidden))
+        evidence, rows = collapsed_runs(
+            model, runs, Draw((seed, 1, step), max(settings.samples.hidden, COLLAPSED_SAMPLES))
+        )
         return -(evidence / rows + (model.eta.log_prior() - model.eta.kl()) / totals.runs)
 
     groups = _groups((_trainable(model.eta, model.likelihood_z), settings.emulator_rate))
-    batch = settings.batch(settings.batch_runs, totals.runs)
+    batch = settings.batch(settings.batch_runs, totals.runs, model.eta.width)
     return Stage("emulator", settings.emulator_steps, groups, loss, runs=batch)
 
 
@@ -132,7 +142,7 @@ def collapsed_theta(
 
     def loss(_: Runs | None, observations: Observations | None, step: int) -> Tensor:
         assert observations is not None
-        draw = Draw((seed, 3, step), settings.samples.hidden)
+        draw = Draw((seed, 3, step), max(settings.samples.hidden, COLLAPSED_SAMPLES))
         evidence, rows = collapsed_observations(model, point, observations, draw)
         prior = point.log_prior()
         if model.delta is not None:
@@ -140,7 +150,7 @@ def collapsed_theta(
         return -(evidence / rows + prior / totals.observations)
 
     groups = _groups((_of_nature(model), settings.discrepancy_rate), (_trainable(point), settings.theta_rate))
-    batch = settings.batch(settings.batch_observations, totals.observations)
+    batch = settings.batch(settings.batch_observations, totals.observations, model.width)
     return Stage("theta", settings.theta_steps, groups, loss, observations=batch)
 
 
@@ -156,38 +166,74 @@ def natural_stage(
     groups: list[dict[str, Any]],
     runs: bool,
     observations: bool,
+    settled: bool = False,
 ) -> Stage:
     """q by natural gradients, hyperparameters by Adam, both on the ELBO of batches of runs, observations or both.
 
-    The step size falls as 1/(step + 1), a running mean over batches, down to `rho`.
+    The step size falls as 1/(step + 1), a running mean over batches, down to `rho`; a stage that starts `settled` has
+    it from the first step. Under noise that is not Gaussian a step must not lower the bound of its batch.
     """
     counts = {"damped": 0}
+    used = [model.likelihood_z] * runs + [model.likelihood_y] * observations
+    judged = not all(isinstance(likelihood, Gaussian) for likelihood in used)
 
     def loss(of_runs: Runs | None, of_observations: Observations | None, step: int) -> Tensor:
         key: Key = (seed, 4, step)
+        scale_runs, scale_observations = scales(totals, of_runs, of_observations)
         parts = []
         if of_runs is not None:
-            scale = totals.runs / float(of_runs.weight.sum())
-            parts.append(runs_statistics(model, q, of_runs, key=key, samples=settings.samples).scaled(scale))
+            parts.append(runs_statistics(model, q, of_runs, key=key, samples=settings.samples).scaled(scale_runs))
         if of_observations is not None:
-            scale = totals.observations / float(of_observations.weight.sum())
             found = observations_statistics(model, q, of_observations, key=key, samples=settings.samples)
-            parts.append(found.scaled(scale))
+            parts.append(found.scaled(scale_observations))
         statistics = parts[0] if len(parts) == 1 else parts[0].plus(parts[1])
-        rho = settings.rho if name == "joint" else max(settings.rho, 1 / (step + 1))  # joint: near its end already
-        counts["damped"] += natural_step(q, statistics.over_ranks(), rho).damped
-        bound = world_size() * statistics.log_likelihood + model.log_prior() - model.kl()
-        return -bound / (totals.runs * runs + totals.observations * observations)
+
+        @torch.no_grad()
+        def bound() -> float:
+            likelihood = elbo(
+                model,
+                q,
+                of_runs,
+                of_observations,
+                scale_runs=scale_runs,
+                scale_observations=scale_observations,
+                key=key,
+                samples=settings.samples,
+            )
+            (total,) = sum_over_ranks([likelihood.runs + likelihood.observations])
+            return float(total - likelihood.kl)
+
+        kl = q.kl()
+        rho = settings.rho if settled else max(settings.rho, 1 / (step + 1))
+        if judged:
+            counts["damped"] += judged_step(q, statistics.over_ranks(), rho, bound).damped
+        else:
+            counts["damped"] += natural_step(q, statistics.over_ranks(), rho).damped
+        value = world_size() * statistics.log_likelihood - kl + model.log_prior() - model.kl()
+        return -value / (totals.runs * runs + totals.observations * observations)
 
     return Stage(
         name,
         steps,
         groups,
         loss,
-        runs=settings.batch(settings.batch_runs, totals.runs) if runs else None,
-        observations=settings.batch(settings.batch_observations, totals.observations) if observations else None,
+        runs=settings.batch(settings.batch_runs, totals.runs, model.eta.width) if runs else None,
+        observations=settings.batch(settings.batch_observations, totals.observations, model.width)
+        if observations
+        else None,
+        natural=True,
         counts=counts,
     )
+
+
+def scales(totals: Totals, runs: Runs | None, observations: Observations | None) -> tuple[float, float]:
+    """N/B and n/b, with the rows of the global batches."""
+    weights = [
+        torch.zeros((), dtype=torch.float64) if part is None else part.weight.sum() for part in (runs, observations)
+    ]
+    device = next(part.weight.device for part in (runs, observations) if part is not None)
+    rows = sum_over_ranks([weight.to(device) for weight in weights])
+    return totals.runs / max(float(rows[0]), 1.0), totals.observations / max(float(rows[1]), 1.0)
 
 
 def joint_stage(
@@ -214,6 +260,7 @@ def joint_stage(
         groups=groups,
         runs=settings.free_emulator,
         observations=True,
+        settled=True,
     )
 
 
@@ -221,14 +268,16 @@ def meanfield_stages(
     model: CalibrationModel, q: MeanField, totals: Totals, settings: FitSettings, seed: int
 ) -> Iterable[Stage]:
     """The paper's four stages: runs alone, then everything; in each first q, then all parameters at a smaller rate."""
-    n_runs = settings.batch(settings.batch_runs, totals.runs)
-    n_observations = settings.batch(settings.batch_observations, totals.observations)
+    n_runs = settings.batch(settings.batch_runs, totals.runs, model.eta.width)
+    n_observations = settings.batch(settings.batch_observations, totals.observations, model.width)
     emulator = _trainable(model.eta, model.likelihood_z)
+    stacks = [stack for stack in (model.eta, model.delta) if stack is not None]
+    hidden = _trainable(*(layer.weights for stack in stacks for layer in stack.hidden))  # these are in q as well
     for number, (name, both, hyperparameters) in enumerate(
         [
-            ("emulator weights", False, []),
+            ("emulator weights", False, hidden),
             ("emulator", False, emulator),
-            ("weights and theta", True, []),
+            ("weights and theta", True, hidden),
             ("everything", True, [*emulator, *_of_nature(model)]),
         ]
     ):
@@ -237,21 +286,20 @@ def meanfield_stages(
             runs: Runs | None, observations: Observations | None, step: int, number: int = number, both: bool = both
         ) -> Tensor:
             assert runs is not None
+            scale_runs, scale_observations = scales(totals, runs, observations)
             bound = elbo(
                 model,
                 q,
                 runs,
                 observations,
-                scale_runs=world_size() * totals.runs / float(runs.weight.sum()),
-                scale_observations=0.0
-                if observations is None
-                else world_size() * totals.observations / float(observations.weight.sum()),
+                scale_runs=world_size() * scale_runs,
+                scale_observations=world_size() * scale_observations,
                 key=(seed, 10 + number, step),
                 samples=settings.samples,
             )
             return -(bound.total + model.log_prior()) / (totals.runs + totals.observations * both)
 
-        rate = settings.meanfield_rate * (0.3 if hyperparameters else 1.0)
+        rate = settings.meanfield_rate * (1.0 if hyperparameters is hidden else 0.3)
         groups = _groups((_trainable(q), rate), (hyperparameters, rate))
         yield Stage(
             name, settings.meanfield_steps, groups, loss, runs=n_runs, observations=n_observations if both else None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import storage
-from jobs.console import stderr
+from jobs.console import note
 
 BATCH = 4096
 MEMORY = "256 MB"
@@ -88,11 +88,6 @@ class Streamed(NamedTuple):
     rows_per_s: float
     base_mb: float
     peak_mb: float
-
-
-def note(text: str) -> None:
-    """Says what goes on, apart from the result."""
-    stderr().print(f"{text} …", style="dim")
 
 
 def in_fresh_process(function: Any, *arguments: Any) -> Any:

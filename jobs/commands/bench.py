@@ -12,17 +12,20 @@ Quick = Annotated[bool, typer.Option("--quick", help="Smaller data: finishes wit
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
-@app.callback()
-def _keep_names() -> None:
-    """With a single benchmark, Typer would otherwise drop its name from the command line."""
-
-
 @app.command()
 def stream(quick: Quick = False, json: Json = False) -> None:
     """Rows per second from the store, beside a DataLoader over rows and a bare sequential read."""
     from jobs.bench.stream import run
 
     _show("vcal bench stream", run(quick=quick), json)
+
+
+@app.command()
+def emulator(quick: Quick = False, json: Json = False) -> None:
+    """Accuracy of the emulator on the borehole, beside mean-field training and GPyTorch's SVGP at the same time."""
+    from jobs.bench.emulator import run
+
+    _show("vcal bench emulator", run(quick=quick), json)
 
 
 def _show(title: str, figures: dict[str, Any], json: bool) -> None:

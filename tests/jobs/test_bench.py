@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jobs.bench import stream
+from jobs.bench import emulator, stream
 from jobs.cli import main
 
 
@@ -30,3 +30,23 @@ def test_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert all(value > 0 for value in figures.values() if not isinstance(value, str))
     assert figures["peak_rss_mb"] < 256 + 400
     assert "streaming, turn 1 of 1" in printed.err
+
+
+@pytest.mark.slow
+def test_emulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(emulator, "QUICK", 3000)
+    monkeypatch.setattr(emulator, "STEPS", 60)
+    with pytest.raises(SystemExit) as done:
+        main(["bench", "emulator", "--quick", "--json"])
+    assert done.value.code == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert {
+        "collapsed_error",
+        "collapsed_seconds",
+        "fullrank_error",
+        "meanfield_error_same_time",
+        "svgp_error_same_time",
+    } <= set(figures)
+    assert figures["collapsed_error"] < 0.1
+    assert figures["meanfield_error_same_time"] > figures["collapsed_error"]
+    assert figures["runs"] == 3000

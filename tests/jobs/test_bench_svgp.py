@@ -22,10 +22,10 @@ def standardised_borehole(rows: int, fresh: int) -> tuple[Tensor, Tensor, Tensor
     return u[:rows], z[:rows], u[rows:], z[rows:]
 
 
-def test_the_error_falls_far_below_that_of_the_mean() -> None:
-    pytest.importorskip("gpytorch", reason="GPyTorch comes with vcal-dist[bench]")
-    late, early = svgp_errors(*standardised_borehole(2000, 500), seconds=[2.0, 0.2])
-    assert late < 0.1
+@pytest.mark.parametrize("tuned", [True, False])
+def test_the_error_falls_far_below_that_of_the_mean(tuned: bool) -> None:
+    late, early = svgp_errors(*standardised_borehole(2000, 500), seconds=[2.0, 0.2], tuned=tuned)
+    assert late < (0.1 if tuned else 0.8)
     assert late <= early  # in the order asked for
 
 

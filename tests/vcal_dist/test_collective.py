@@ -113,8 +113,8 @@ def closing(kit: Any, share: Share, kind: str, depth: str) -> Result:
     observations = share(kit.observations(model, ROWS, missing=True))
     frame = kit.frame(2, model.eta.width, 30, scale=0.1).widen(model.width - model.eta.width)
     q = FullRank(1, 2, model.width, frame=frame, absorbed=True)
-    end = close(model, q, lambda: [observations], points=4)
-    numbers = torch.tensor([end.bound, end.iterations, end.damped, end.converged], dtype=F64)
+    end = close(model, q, lambda: [observations])
+    numbers = torch.tensor([end.log_evidence, end.iterations, end.damped, end.converged], dtype=F64)
     return {"end": numbers, "theta": q.theta_mean, "mean": q.mean, **{f"{i}": p for i, p in enumerate(q.precision)}}
 
 
@@ -142,7 +142,7 @@ CASES = [
     *(("passes_over_runs", "none", depth) for depth in ("shallow", "deep")),
     ("density_on_points", "additive", "shallow"),
 ]
-CLOSING = [("closing", "additive", "shallow")]
+CLOSING = [("closing", "additive", "shallow"), ("closing", "general", "deep")]
 
 
 def compute(kit: Any, case: tuple[str, str, str], share: Share) -> Result:
@@ -238,9 +238,10 @@ def test_a_single_process_sums_nothing() -> None:
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_two_processes_close_as_one_does(kit: Any, closed: Any, share: str) -> None:
-    expected = compute(kit, CLOSING[0], lambda table: table)
-    first, second = (results[(*CLOSING[0], share)] for results in closed)
+@pytest.mark.parametrize("case", CLOSING, ids=" ".join)
+def test_two_processes_close_as_one_does(kit: Any, closed: Any, case: tuple[str, str, str], share: str) -> None:
+    expected = compute(kit, case, lambda table: table)
+    first, second = (results[(*case, share)] for results in closed)
     for name, value in expected.items():
         torch.testing.assert_close(first[name], value, rtol=1e-8, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")  # type: ignore[misc]
         assert torch.equal(first[name], second[name])

@@ -178,6 +178,41 @@ def test_no_theta_moves_by_more_than_the_longest_step(kit: Any) -> None:
     assert float((q.theta_mean - before).abs().max()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_full_step_that_holds_theta_finds_the_weights_of_this_theta(kit: Any, framed: bool) -> None:
+    model = kit.model("additive", outputs=2, prior=kit.prior(2))
+    observations = kit.observations(model, 15, missing=True)
+    frame = kit.frame(2, model.width, 40) if framed else None
+    q, free = (kit.full_rank(2, 2, model.width, frame=frame) for _ in range(2))
+    theta = q.theta_mean.clone()
+    found = observations_statistics(model, q, observations, theta=theta[None])
+    step = natural_step(q, found, 1.0, hold_theta=True)
+    assert (step.size, step.damped) == (1.0, 0)
+    assert torch.equal(q.theta_mean, theta)
+    with torch.no_grad():
+        unit = model.rows_of_theta(theta[None], 15)
+        psi = model.design(model.phi_eta(observations.x, unit, None), model.delta(observations.x))[0].numpy()
+        s2 = (model.likelihood_y.noise_variance() + model.residual_variance()).numpy()
+    for k in range(2):
+        known = ~np.isnan(observations.y[:, k].numpy())
+        Lambda = np.eye(model.width) + psi[known].T @ psi[known] / s2[k]
+        expected = np.linalg.solve(Lambda, psi[known].T @ observations.y[known, k].numpy() / s2[k])
+        np.testing.assert_allclose(q.raw_mean[k], expected, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(q.raw_root[k] @ q.raw_root[k].mT, np.linalg.inv(Lambda), rtol=1e-8, atol=1e-10)
+    natural_step(free, found, 1.0)  # the precision is that of a step in which θ̃ moves
+    assert not torch.equal(free.theta_mean, theta)
+    for mine, its in zip(q.precision, free.precision, strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+def test_a_gradient_that_is_not_finite_leaves_q_where_it_is_also_where_theta_is_held(kit: Any) -> None:
+    q = kit.full_rank(2, 1, 3)
+    before = [x.clone() for x in state(q)]
+    assert natural_step(q, statistics_like(q, float("nan"), "gradient_weights"), 1.0, hold_theta=True).size == 0.0
+    for mine, its in zip(before, state(q), strict=True):
+        assert torch.equal(mine, its)
+
+
 # --- gradients through θ̃ ------------------------------------------------------------------------------------------
 
 CASES = [

@@ -180,6 +180,20 @@ def test_the_divergence_is_the_mean_log_ratio_over_samples(kit: Any, name: str) 
     assert float(q.kl()) == pytest.approx(ratio.mean(), abs=4.5 * ratio.std() / DRAWS**0.5)
 
 
+@pytest.mark.parametrize("name", ["fullrank", "fullrank_framed", "fullrank_absorbed"])
+def test_what_the_weights_cost_where_theta_is_a_point_is_the_divergence_of_dense_gaussians(kit: Any, name: str) -> None:
+    q = build(kit, name)
+    assert isinstance(q, FullRank)
+    expected = 0.0
+    for k in range(K):
+        covariance = (q.raw_root[k] @ q.raw_root[k].mT).numpy()
+        prior = (np.zeros(D), np.eye(D))
+        if q.absorbed:
+            prior = (q.frame_mean[k].numpy(), (q.frame_root[k] @ q.frame_root[k].mT).numpy())
+        expected += kit.gaussian_kl(q.raw_mean[k].numpy(), covariance, *prior)
+    assert float(q.kl_weights()) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["meanfield_prior", "fullrank_prior"])
 def test_a_family_starts_at_the_prior(kit: Any, name: str) -> None:
     assert float(build(kit, name).kl()) == pytest.approx(0.0, abs=1e-14)
@@ -318,3 +332,13 @@ def test_a_family_still_answers_after_a_change_of_dtype_or_device(kit: Any, name
     mean, var = parent[0].moments(psi, theta=theta)  # type: ignore[operator]
     torch.testing.assert_close(mean.double(), before[6], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(var.double(), before[7], rtol=1e-3, atol=1e-3)
+
+
+def test_a_joint_gaussian_keeps_float64_when_its_parent_changes_precision(kit: Any) -> None:
+    q = build(kit, "fullrank_framed")
+    before = everything(q, kit)
+    torch.nn.ModuleList([q]).float().half()
+    for tensor in (*q.buffers(), q.raw_mean, q.theta_root, *q.factors):  # type: ignore[misc]
+        assert tensor.dtype == F64
+    for mine, its in zip(before, everything(q, kit), strict=True):
+        assert torch.equal(mine, its)

@@ -76,6 +76,8 @@ def fit(
 ) -> Fitted:
     """Trains the model on all runs and observations, by the schedule of `settings.weights`."""
     settings = settings or FitSettings()
+    if seed < 0:
+        raise ModelError(f"seed is {seed}; accepted: 0 or more")
     check(model, runs, observations)
     totals = Totals(len(runs.u), len(observations.x))
     start_model(model, runs, observations, seed)
@@ -92,8 +94,7 @@ def fit_emulator(
     totals = Totals(len(runs.u), 0)
     if is_collapsible(model, settings)[0]:
         run_stage(collapsed_emulator(model, totals, settings, seed), runs, None, seed, report)
-        compressed = compress(model, blocks(runs))
-        return compressed.frame, float(compressed.log_evidence)
+        return compress_runs(model, runs, settings, None)
     q = FullRank(0, model.outputs, model.eta.width, device=runs.u.device)
     stage = natural_stage(
         "emulator",
@@ -103,11 +104,27 @@ def fit_emulator(
         settings,
         seed,
         steps=settings.emulator_steps,
-        groups=emulator_groups(model, settings.emulator_rate / 3),
+        groups=emulator_groups(model, settings.emulator_rate),
         runs=True,
         observations=False,
     )
     run_stage(stage, runs, None, seed, report)
+    return compress_runs(model, runs, settings, Frame(q.raw_mean, q.raw_root))
+
+
+def compress_runs(
+    model: CalibrationModel, runs: Runs, settings: FitSettings, start: Frame | None
+) -> tuple[Frame, float | None]:
+    """What all runs say of η's weights, exactly or, where it is not closed form, by settling from a first guess."""
+    if is_collapsible(model, settings)[0]:
+        compressed = compress(model, blocks(runs))
+        return compressed.frame, float(compressed.log_evidence)
+    q = FullRank(0, model.outputs, model.eta.width, device=runs.u.device)
+    if start is not None:
+        mean, root = start
+        identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
+        inverse = torch.linalg.solve_triangular(root, identity, upper=True)
+        q.move(q.theta_mean, mean, q.precision._replace(weights=inverse.mT @ inverse))
     settle(model, q, lambda: blocks(runs))
     return Frame(q.raw_mean, q.raw_root), None
 
@@ -158,9 +175,8 @@ def _fit_theta(
         q, stage = joint_stage(model, q, totals, settings, seed)
         run_stage(stage, runs if stage.runs else None, observations, seed, report)
         counts["damped"] += stage.counts["damped"]
-        if settings.free_emulator and is_collapsible(model, settings)[0]:
-            frame, log_evidence = compress(model, blocks(runs))
-            evidence = float(log_evidence)
+        if settings.free_emulator:  # the frame belongs to the features that were
+            frame, evidence = compress_runs(model, runs, settings, frame)
 
     candidates = [q.theta_mean, *starts[1:]]
     if totals.observations > ROWS_OF_CANDIDATES:  # a part of the rows tells which starts lead to a mode of their own
@@ -255,16 +271,15 @@ def run_stage(
     stage: Stage, runs: Runs | None, observations: Observations | None, seed: int, report: Report | None = None
 ) -> None:
     """Adam with a one-cycle rate over shuffled batches; a stage with nothing to learn by Adam still takes its steps."""
-    natural = "damped" in stage.counts
-    if not stage.steps or not (stage.groups or natural):
+    if not stage.steps or not (stage.groups or stage.natural):
         return
     optimizer = scheduler = None
     if stage.groups:
         optimizer = torch.optim.Adam(stage.groups, betas=(0.9, 0.95))
         rates = [group["lr"] for group in stage.groups]
-        # A cycle of fewer than 10 steps has no warm-up to speak of; OneCycleLR needs two.
+        # OneCycleLR divides by the steps of its warm-up less one; a shorter stage ends before its cycle does.
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, rates, total_steps=max(stage.steps, 10), pct_start=0.1
+            optimizer, rates, total_steps=max(stage.steps, 20), pct_start=0.1
         )
     of_runs = shuffled(runs, stage.runs, (seed, 1)) if runs is not None and stage.runs else None
     of_observations = (
@@ -276,7 +291,7 @@ def run_stage(
         loss = stage.loss(next(of_runs) if of_runs else None, next(of_observations) if of_observations else None, step)
         if not bool(loss.isfinite()):
             raise ModelError(
-                f"the loss of stage '{stage.name}' is {float(loss)} in step {step}; lower its learning rate, "
+                f"the loss of stage '{stage.name}' is {float(loss.detach())} in step {step}; lower its learning rate, "
                 "or check the data for outliers"
             )
         if optimizer is not None and scheduler is not None:
@@ -324,5 +339,16 @@ def check(model: CalibrationModel, runs: Runs, observations: Observations) -> No
         if found != expected:
             raise ModelError(f"the {name} have {found} columns; the model was built for {expected}")
     names = [str(k) for k in range(model.outputs)]
+    noise = observations.noise
+    if noise is not None:
+        # Also refuses the column where the likelihood has no use for it.
+        model.likelihood_y.expected_log_prob(observations.y[:1], observations.y[:1], observations.y[:1] * 0, noise[:1])
+        wrong = ~observations.y.isnan() & ~((noise > 0) & noise.isfinite())
+        if bool(wrong.any()):
+            i, k = (int(index[0]) for index in wrong.nonzero(as_tuple=True))
+            raise ModelError(
+                f"the noise of observation {i}, output {k}, is {float(noise[i, k]):g}; "
+                "accepted: a positive standard deviation wherever the output is known"
+            )
     model.likelihood_z.check(runs.z, names)
     model.likelihood_y.check(observations.y, names)

@@ -1,0 +1,66 @@
+"""The paper's illustrative example (section 4.1): q(θ) of the three ways beside the exact posterior, over 20 seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vcal_dist.analytic import ExactPosterior, modes, total_variation
+from vcal_dist.fitting import fit
+from vcal_dist.problems import illustrative
+from vcal_dist.stages import FitSettings
+
+# The others get settings that are enough for them and shorter than their defaults.
+WAYS: dict[str, dict[str, Any]] = {
+    "collapsed": {},
+    "fullrank": {"theta_steps": 100, "joint_steps": 20},
+    "meanfield": {"meanfield_steps": 400, "meanfield_rate": 0.03},
+}
+SEEDS = range(20)
+FEATURES = 100  # the exact posterior has the same ones
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_default_follows_the_exact_posterior() -> None:
+    distance: dict[str, list[float]] = {way: [] for way in WAYS}
+    single = []
+    for seed in SEEDS:
+        data, scaling = illustrative.generate(seed), illustrative.scaling()
+        model = illustrative.model(FEATURES, seed=seed)
+        runs = scaling.runs(*(torch.tensor(part) for part in (data.x_runs, data.t, data.z)))
+        observations = scaling.observations(torch.tensor(data.x), torch.tensor(data.y))
+        grid = ExactPosterior(model, runs, observations).grid(reach=10.0)
+        single.append(modes(grid) == 1)
+        for way, settings in WAYS.items():
+            fitted = fit(model, runs, observations, FitSettings(weights=way, **settings), seed=seed)  # type: ignore[arg-type]
+            distance[way].append(total_variation(grid, fitted.theta))
+    one_mode = np.array(single)
+    median = {way: float(np.median(np.array(found)[one_mode])) for way, found in distance.items()}
+    print("\nseed  modes  " + "  ".join(f"{way:>9}" for way in WAYS))
+    for seed in SEEDS:
+        values = "  ".join(f"{distance[way][seed]:9.3f}" for way in WAYS)
+        print(f"{seed:4d}  {'one ' if one_mode[seed] else 'more'}   {values}")
+    print("median, one mode: " + ", ".join(f"{way} {value:.3f}" for way, value in median.items()))
+    assert one_mode.sum() >= 5
+    assert median["collapsed"] <= 0.10
+    assert median["collapsed"] <= median["meanfield"]
+    assert np.median(distance["collapsed"]) <= 0.10  # also where there are several modes
+
+
+def test_a_mixture_carries_the_importance_sample() -> None:
+    data, scaling = illustrative.generate(3), illustrative.scaling()
+    model = illustrative.model(60, seed=3)
+    runs = scaling.runs(*(torch.tensor(part) for part in (data.x_runs, data.t, data.z)))
+    observations = scaling.observations(torch.tensor(data.x), torch.tensor(data.y))
+    exact = ExactPosterior(model, runs, observations)
+    grid = exact.grid(reach=10.0)
+    fitted = fit(model, runs, observations, FitSettings(theta_steps=50, joint_steps=5), seed=0)
+    assert fitted.adapted is not None
+    assert fitted.adapted.effective > 100
+    # log ∫ p(y | θ̃, runs) p(θ̃) dθ̃, by importance sampling and on the grid
+    assert fitted.adapted.log_evidence == pytest.approx(grid.log_evidence - float(exact.log_evidence_runs), abs=0.1)
+    assert total_variation(grid, fitted.theta) < 0.15
