@@ -216,10 +216,3 @@ def test_an_output_that_the_transform_cannot_take_is_named() -> None:
     text = message("observations", {**OBSERVATIONS, "y": spoiled(Z, 0, 1, -3.0)})
     for word in ("'power'", "-3", "row 0", "log", "positive"):
         assert word in text
-
-
-@pytest.mark.parametrize("value", [-0.1, math.nan])
-def test_noise_of_a_known_output_that_is_negative_or_missing_is_named(value: float) -> None:
-    """Squared, a negative one would pass for its opposite, and NaN would spoil every sum."""
-    text = message("observations", {**OBSERVATIONS, "noise": spoiled(NOISE, 1, 0, value)})
-    assert f"noise of the observations holds {value:g} in row 1, column 'flow'" in text

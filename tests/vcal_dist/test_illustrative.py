@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,32 +24,46 @@ SEEDS = range(20)
 FEATURES = 100  # the exact posterior has the same ones
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_default_follows_the_exact_posterior() -> None:
-    distance: dict[str, list[float]] = {way: [] for way in WAYS}
-    single = []
+@lru_cache
+def distances(way: str) -> tuple[list[float], list[bool]]:
+    """Total variation of q(θ) to the exact posterior for every seed, and whether that has one mode."""
+    found, single = [], []
     for seed in SEEDS:
         data, scaling = illustrative.generate(seed), illustrative.scaling()
         model = illustrative.model(FEATURES, seed=seed)
         runs = scaling.runs(*(torch.tensor(part) for part in (data.x_runs, data.t, data.z)))
         observations = scaling.observations(torch.tensor(data.x), torch.tensor(data.y))
         grid = ExactPosterior(model, runs, observations).grid(reach=10.0)
+        settings = FitSettings(weights=way, **WAYS[way])  # type: ignore[arg-type]
+        found.append(total_variation(grid, fit(model, runs, observations, settings, seed=seed).theta))
         single.append(modes(grid) == 1)
-        for way, settings in WAYS.items():
-            fitted = fit(model, runs, observations, FitSettings(weights=way, **settings), seed=seed)  # type: ignore[arg-type]
-            distance[way].append(total_variation(grid, fitted.theta))
-    one_mode = np.array(single)
-    median = {way: float(np.median(np.array(found)[one_mode])) for way, found in distance.items()}
+    return found, single
+
+
+def median_with_one_mode(way: str) -> float:
+    found, single = distances(way)
+    return float(np.median(np.array(found)[np.array(single)]))
+
+
+# Largest median of the distance where the exact posterior has one mode.
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("way", "most"), [("collapsed", 0.10), ("fullrank", 0.40), ("meanfield", 0.95)])
+def test_distance_to_the_exact_posterior(way: str, most: float) -> None:
+    assert sum(distances(way)[1]) >= 5
+    assert median_with_one_mode(way) <= most
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_default_is_the_closest() -> None:
     print("\nseed  modes  " + "  ".join(f"{way:>9}" for way in WAYS))
     for seed in SEEDS:
-        values = "  ".join(f"{distance[way][seed]:9.3f}" for way in WAYS)
-        print(f"{seed:4d}  {'one ' if one_mode[seed] else 'more'}   {values}")
-    print("median, one mode: " + ", ".join(f"{way} {value:.3f}" for way, value in median.items()))
-    assert one_mode.sum() >= 5
-    assert median["collapsed"] <= 0.10
-    assert median["collapsed"] <= median["meanfield"]
-    assert np.median(distance["collapsed"]) <= 0.10  # also where there are several modes
+        values = "  ".join(f"{distances(way)[0][seed]:9.3f}" for way in WAYS)
+        print(f"{seed:4d}  {'one ' if distances('collapsed')[1][seed] else 'more'}   {values}")
+    print("median, one mode: " + ", ".join(f"{way} {median_with_one_mode(way):.3f}" for way in WAYS))
+    assert median_with_one_mode("collapsed") <= min(median_with_one_mode(way) for way in WAYS)
+    assert np.median(distances("collapsed")[0]) <= 0.10  # also where there are several modes
 
 
 def test_a_mixture_carries_the_importance_sample() -> None:

@@ -14,7 +14,14 @@ from vcal_dist.batches import Observations, take
 from vcal_dist.calibration import ETA_NOISE, CalibrationModel
 from vcal_dist.fullrank import Arrow, FullRank, factorise
 from vcal_dist.likelihoods import LikelihoodSettings
-from vcal_dist.natural import HALVINGS, Statistics, natural_step, observations_statistics, runs_statistics
+from vcal_dist.natural import (
+    HALVINGS,
+    Statistics,
+    judged_step,
+    natural_step,
+    observations_statistics,
+    runs_statistics,
+)
 from vcal_dist.noise import shared_normal
 from vcal_dist.objective import Samples, elbo, observations_log_likelihood, runs_log_likelihood
 
@@ -209,6 +216,55 @@ def test_a_gradient_that_is_not_finite_leaves_q_where_it_is_also_where_theta_is_
     q = kit.full_rank(2, 1, 3)
     before = [x.clone() for x in state(q)]
     assert natural_step(q, statistics_like(q, float("nan"), "gradient_weights"), 1.0, hold_theta=True).size == 0.0
+    for mine, its in zip(before, state(q), strict=True):
+        assert torch.equal(mine, its)
+
+
+def counts_far_away(kit: Any) -> tuple[CalibrationModel, Any]:
+    model = kit.model("none", likelihood_z=LikelihoodSettings(kind="poisson"))
+    runs = kit.runs(model, 30)
+    return model, runs._replace(z=(60 * runs.u[:, :1].exp()).floor())
+
+
+def test_a_judged_step_is_halved_until_it_does_not_lower_the_bound(kit: Any) -> None:
+    model, runs = counts_far_away(kit)
+
+    def bound(state: FullRank) -> float:
+        return float(elbo(model, state, runs, None).total.detach())
+
+    q, plain = FullRank(0, 1, model.width), FullRank(0, 1, model.width)
+    before, statistics = bound(q), runs_statistics(model, q, runs)
+    natural_step(plain, statistics, 1.0)
+    assert not bound(plain) >= before  # a full step overshoots
+    step = judged_step(q, statistics, 1.0, lambda: bound(q))
+    assert step.damped > 0
+    assert step.size == 0.5**step.damped
+    assert bound(q) >= before
+    once = FullRank(0, 1, model.width)
+    natural_step(once, statistics, step.size)  # from where it started, not on top of the steps taken back
+    for mine, its in zip(state(q), state(once), strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+def test_a_judged_step_under_gaussian_noise_is_the_step(kit: Any) -> None:
+    model = kit.model("none")
+    runs = kit.runs(model, 30)
+    q, plain = FullRank(0, 1, model.width), FullRank(0, 1, model.width)
+    statistics = runs_statistics(model, q, runs)
+    step = judged_step(q, statistics, 0.5, lambda: float(elbo(model, q, runs, None).total.detach()))
+    assert step == natural_step(plain, statistics, 0.5)
+    for mine, its in zip(state(q), state(plain), strict=True):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("after", [-1.0, float("nan")])
+def test_a_judged_step_that_no_halving_mends_is_left_out(kit: Any, after: float) -> None:
+    model = kit.model("none")
+    q = FullRank(0, 1, model.width)
+    before = [x.clone() for x in state(q)]
+    values = iter([0.0])
+    step = judged_step(q, runs_statistics(model, q, kit.runs(model, 30)), 1.0, lambda: next(values, after))
+    assert (step.size, step.damped) == (0.0, HALVINGS)
     for mine, its in zip(before, state(q), strict=True):
         assert torch.equal(mine, its)
 
