@@ -22,7 +22,12 @@ def test_the_readme_runs(root: Path, tmp_path: Path) -> None:
             continue
         command = [sys.executable, "-W", "error", "-c", block] if kind == "python" else ["bash", "-euc", block]
         done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=100
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=100,
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 

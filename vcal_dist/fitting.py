@@ -338,6 +338,14 @@ def check(model: CalibrationModel, runs: Runs, observations: Observations) -> No
     ):
         if found != expected:
             raise ModelError(f"the {name} have {found} columns; the model was built for {expected}")
+    dtype = model.eta.last.log_amplitude.dtype
+    for name, inputs in (("runs", runs.u), ("observations", observations.x)):
+        if inputs.dtype != dtype:
+            raise ModelError(
+                f"the inputs of the {name} are {inputs.dtype}, the model is {dtype}; give Scaling that dtype"
+            )
+        if not bool(inputs.isfinite().all()):
+            raise ModelError(f"the inputs of the {name} hold values that are not finite; drop those rows")
     names = [str(k) for k in range(model.outputs)]
     noise = observations.noise
     if noise is not None:
@@ -352,3 +360,8 @@ def check(model: CalibrationModel, runs: Runs, observations: Observations) -> No
             )
     model.likelihood_z.check(runs.z, names)
     model.likelihood_y.check(observations.y, names)
+    unknown = runs.z.isnan().all(0).nonzero()[:, 0].tolist()
+    if unknown:
+        raise ModelError(f"output '{unknown[0]}' is missing (NaN) in every run; an emulator needs known values")
+    if bool(observations.y.isnan().all()):
+        raise ModelError("every observation is missing (NaN); θ needs at least one that is known")

@@ -76,7 +76,9 @@ def screen_theta(
     if len(known) == 0:
         raise ModelError("every observation is missing (NaN); θ needs at least one that is known")
     for rows, kept in SCREENING:
-        chosen = known[torch.linspace(0, len(known) - 1, min(rows, len(known)), device=known.device).long()]
+        # float32 would not tell one row from the next beyond 2²⁴
+        places = torch.linspace(0, len(known) - 1, min(rows, len(known)), dtype=torch.float64, device=known.device)
+        chosen = known[places.long()]
         score = _score(model, frame, take(observations, chosen), design)
         design = design[score.argsort(descending=True)[:kept]]
     return _apart(design, starts)

@@ -79,11 +79,15 @@ def adapt(
         uniform = sobol.draw(each, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(device)
         fresh = proposal.draw(uniform)
         points = torch.cat([points, fresh])
-        log_target = torch.cat([log_target, log_density(fresh)])
+        value = log_density(fresh)
+        log_target = torch.cat([log_target, torch.where(value.isfinite(), value, -torch.inf)])
         log_proposal = torch.logsumexp(torch.stack([p.log_density(points) for p in proposals]), 0)
         log_weight = log_target - log_proposal + math.log(len(proposals))  # deterministic mixture weights
-        mixture = _fit(points, _tempered(log_weight, dim))
+        weights = _tempered(log_weight, dim)
+        mixture = mixture if weights is None else _fit(points, weights)
     log_evidence = float(torch.logsumexp(log_weight, 0)) - math.log(len(points))
+    if log_evidence == -math.inf:  # no point has any density
+        return Adapted(start, log_evidence, 0.0, points, log_weight)
     normalised = torch.log_softmax(log_weight, 0)
     return Adapted(mixture, log_evidence, _effective(normalised.exp()), points, normalised)
 
@@ -102,17 +106,27 @@ def _effective(weights: Tensor) -> float:
     return float(weights.sum().square() / weights.square().sum())
 
 
-def _tempered(log_weight: Tensor, dim: int) -> Tensor:
-    """Normalised weights, to the highest power up to one that leaves enough points to fit a Gaussian to."""
+def _tempered(log_weight: Tensor, dim: int) -> Tensor | None:
+    """Normalised weights, to the highest power up to one that leaves enough points to fit a Gaussian to.
+
+    None where too few points have any density.
+    """
     needed = min(4.0 * (dim + 1), len(log_weight) / 2)
-    low, high = 0.0, 1.0
-    if _effective(torch.softmax(log_weight, 0)) >= needed:
-        return torch.softmax(log_weight, 0)
+    possible = log_weight.isfinite()
+    if int(possible.sum()) < needed:
+        return None
+
+    def to_the_power(power: float) -> Tensor:
+        return torch.softmax(torch.where(possible, power * log_weight, -torch.inf), 0)  # 0·∞ is not a number
+
+    low, high = -60.0, 0.0  # log2 of the power
+    if _effective(to_the_power(1.0)) >= needed:
+        return to_the_power(1.0)
     for _ in range(30):
         middle = (low + high) / 2
-        enough = _effective(torch.softmax(middle * log_weight, 0)) >= needed
+        enough = _effective(to_the_power(2.0**middle)) >= needed
         low, high = (middle, high) if enough else (low, middle)
-    return torch.softmax(low * log_weight, 0)
+    return to_the_power(2.0**low)
 
 
 def _fit(points: Tensor, weights: Tensor) -> Mixture:

@@ -114,8 +114,8 @@ def close(
     An iteration has two passes. The first finds w at θ̃ as it is, exactly where the noise is Gaussian and f linear in
     w; the second moves θ̃ and w together. So it climbs log p(y, θ̃) with w integrated out. A step that lowers it by
     more than `tolerance` nats is taken back and halved. Converged: a step promised less than `tolerance`, and moved it
-    by less; 10⁻⁷ of the value is added to it, the precision that features in float32 leave. The posterior is exact where
-    f is linear in θ̃. (Steps on the ELBO itself, with θ̃ spread out, end in a θ̃ that is too narrow where f is curved:
+    by less; 10⁻⁷ of the value is added to it, the precision that features in float32 leave. The posterior is exact
+    where f is linear in θ̃. (Steps on the ELBO itself, with θ̃ spread out, end in a θ̃ that is too narrow where f is curved:
     weights that are linear in θ̃ cannot follow.)
     """
     hidden = HIDDEN_SAMPLES if model.random or model.kind == "general" else 1
@@ -131,6 +131,11 @@ def close(
         damped += natural_step(q, statistics(), 1.0, hold_theta=True).damped
         found = statistics()
         now = float(found.log_likelihood - q.kl_weights() - 0.5 * q.theta_mean.square().sum())
+        if kept is None and not math.isfinite(now):
+            raise ModelError(
+                f"log p(y, θ) is {now} at the start of the closing pass; check the observations for outliers, "
+                "or lower the learning rates"
+            )
         slack = tolerance + ROUNDING * abs(now)
         if kept is not None and not now > bound - slack:
             rho, damped = rho / 2, damped + 1
@@ -142,6 +147,7 @@ def close(
             bound, kept = now, ((q.theta_mean, q.mean, q.precision), found)
             if converged or iteration == iterations:
                 return Closing(_laplace(bound, q), iteration, damped, converged)
+            rho = min(1.0, 2 * rho)
         step = natural_step(q, kept[1], rho)
         damped += step.damped
     assert kept is not None

@@ -18,7 +18,7 @@ from vcal_dist.stages import FitSettings
 WAYS: dict[str, dict[str, Any]] = {
     "collapsed": {},
     "fullrank": {"theta_steps": 100, "joint_steps": 20},
-    "meanfield": {"meanfield_steps": 400, "meanfield_rate": 0.03},
+    "meanfield": {"meanfield_steps": 250, "meanfield_rate": 0.03},
 }
 SEEDS = range(20)
 FEATURES = 100  # the exact posterior has the same ones
