@@ -118,6 +118,11 @@ class CalibrationModel(nn.Module):
         """Whether features depend on the noise of hidden layers or frequencies."""
         return self.eta.random or (self.delta is not None and self.delta.random)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the features."""
+        return self.eta.last.log_amplitude.dtype
+
     def kl(self) -> Tensor:
         """KL of everything random that is not in q(θ̃, w): hidden weights and variational frequencies."""
         return self.eta.kl() + (self.delta.kl() if self.delta is not None else 0.0)

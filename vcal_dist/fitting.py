@@ -338,11 +338,10 @@ def check(model: CalibrationModel, runs: Runs, observations: Observations) -> No
     ):
         if found != expected:
             raise ModelError(f"the {name} have {found} columns; the model was built for {expected}")
-    dtype = model.eta.last.log_amplitude.dtype
     for name, inputs in (("runs", runs.u), ("observations", observations.x)):
-        if inputs.dtype != dtype:
+        if inputs.dtype != model.dtype:
             raise ModelError(
-                f"the inputs of the {name} are {inputs.dtype}, the model is {dtype}; give Scaling that dtype"
+                f"the inputs of the {name} are {inputs.dtype}, the model is {model.dtype}; give Scaling that dtype"
             )
         if not bool(inputs.isfinite().all()):
             raise ModelError(f"the inputs of the {name} hold values that are not finite; drop those rows")

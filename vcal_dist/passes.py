@@ -26,7 +26,6 @@ from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram,
 
 GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
 HIDDEN_SAMPLES = 8  # of hidden layers in a pass
-ROUNDING = 1e-7
 SETTLED = 1e-6  # nats
 SMALLEST_STEP = 1 / 64  # of Gauss–Newton: below, no step raises the bound
 
@@ -114,8 +113,8 @@ def close(
     An iteration has two passes. The first finds w at θ̃ as it is, exactly where the noise is Gaussian and f linear in
     w; the second moves θ̃ and w together. So it climbs log p(y, θ̃) with w integrated out. A step that lowers it by
     more than `tolerance` nats is taken back and halved. Converged: a step promised less than `tolerance`, and moved it
-    by less; 10⁻⁷ of the value is added to it, the precision that features in float32 leave. The posterior is exact
-    where f is linear in θ̃. (Steps on the ELBO itself, with θ̃ spread out, end in a θ̃ that is too narrow where f is curved:
+    by less; what the features' precision leaves uncertain of the value is added to it. The posterior is exact where f
+    is linear in θ̃. (Steps on the ELBO itself, with θ̃ spread out, end in a θ̃ that is too narrow where f is curved:
     weights that are linear in θ̃ cannot follow.)
     """
     hidden = HIDDEN_SAMPLES if model.random or model.kind == "general" else 1
@@ -136,7 +135,7 @@ def close(
                 f"log p(y, θ) is {now} at the start of the closing pass; check the observations for outliers, "
                 "or lower the learning rates"
             )
-        slack = tolerance + ROUNDING * abs(now)
+        slack = tolerance + torch.finfo(model.dtype).eps * abs(now)
         if kept is not None and not now > bound - slack:
             rho, damped = rho / 2, damped + 1
             q.move(*kept[0])
