@@ -26,6 +26,7 @@ from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram,
 
 GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
 HIDDEN_SAMPLES = 8  # of hidden layers in a pass
+PATIENCE = 5  # steps that hold before a longer one is tried again
 SETTLED = 1e-6  # nats
 SMALLEST_STEP = 1 / 64  # of Gauss–Newton: below, no step raises the bound
 
@@ -125,7 +126,7 @@ def close(
 
     kept: tuple[tuple[Tensor, Tensor, Arrow], Statistics] | None = None
     step = Step(1.0, 0, math.inf)
-    bound, rho, damped = -math.inf, 1.0, 0
+    bound, rho, damped, accepted = -math.inf, 1.0, 0, 0
     for iteration in range(1, iterations + 1):
         damped += natural_step(q, statistics(), 1.0, hold_theta=True).damped
         found = statistics()
@@ -137,7 +138,7 @@ def close(
             )
         slack = tolerance + torch.finfo(model.dtype).eps * abs(now)
         if kept is not None and not now > bound - slack:
-            rho, damped = rho / 2, damped + 1
+            rho, damped, accepted = rho / 2, damped + 1, 0
             q.move(*kept[0])
             if rho < SMALLEST_STEP:
                 return Closing(_laplace(bound, q), iteration, damped, converged=False)
@@ -146,7 +147,9 @@ def close(
             bound, kept = now, ((q.theta_mean, q.mean, q.precision), found)
             if converged or iteration == iterations:
                 return Closing(_laplace(bound, q), iteration, damped, converged)
-            rho = min(1.0, 2 * rho)
+            accepted += 1
+            if accepted % PATIENCE == 0:  # sooner, every other step would be taken back where f is curved
+                rho = min(1.0, 2 * rho)
         step = natural_step(q, kept[1], rho)
         damped += step.damped
     assert kept is not None
