@@ -70,34 +70,17 @@ def compress(model: CalibrationModel, blocks: Iterable[Runs], *, key: Key = (0,)
 def settle(
     model: CalibrationModel, q: FullRank, blocks: Callable[[], Iterable[Runs]], *, iterations: int = 30
 ) -> Closing:
-    """q(W_η) for any likelihood of runs: natural-gradient steps of size one over all runs until they stand still.
-
-    A step that lowers the bound is taken back and halved.
-    """
+    """q(W_η) for any likelihood of runs: natural-gradient steps of size one over all runs until they stand still."""
     samples = Samples(1, HIDDEN_SAMPLES)
-    kept: tuple[tuple[Tensor, Tensor, Arrow], Statistics] | None = None
-    step = Step(1.0, 0, math.inf)
-    bound, rho, damped = -math.inf, 1.0, 0
-    for iteration in range(1, iterations + 1):
+
+    def statistics() -> Statistics:
         with torch.no_grad():
-            found = _sum(runs_statistics(model, q, runs, samples=samples) for runs in blocks())
-        now = float(found.log_likelihood - q.kl())
-        if kept is not None and not now > bound - SETTLED:
-            rho, damped = rho / 2, damped + 1
-            q.move(*kept[0])
-            if rho < SMALLEST_STEP:
-                return Closing(bound, iteration, damped, converged=False)
-        else:
-            converged = abs(now - bound) < SETTLED and step.decrement < SETTLED
-            bound, kept = now, ((q.theta_mean, q.mean, q.precision), found)
-            if converged:
-                return Closing(bound, iteration, damped, converged=True)
-            rho = min(1.0, 2 * rho)
-        step = natural_step(q, kept[1], rho)
-        damped += step.damped
-    assert kept is not None
-    q.move(*kept[0])  # the last step was never judged
-    return Closing(bound, iterations, damped, converged=False)
+            return _sum(runs_statistics(model, q, runs, samples=samples) for runs in blocks())
+
+    def bound(found: Statistics) -> float:
+        return float(found.log_likelihood - q.kl())
+
+    return _climb(model, q, statistics, bound, iterations=iterations, tolerance=SETTLED, relax=False)
 
 
 def close(
@@ -112,10 +95,8 @@ def close(
     """q(θ̃, w) given all observations and, through q's frame, all runs: Gauss–Newton, f linearised at the mean of θ̃.
 
     An iteration has two passes. The first finds w at θ̃ as it is, exactly where the noise is Gaussian and f linear in
-    w; the second moves θ̃ and w together. So it climbs log p(y, θ̃) with w integrated out. A step that lowers it by
-    more than `tolerance` nats is taken back and halved. Converged: a step promised less than `tolerance`, and moved it
-    by less; what the features' precision leaves uncertain of the value is added to it. The posterior is exact where f
-    is linear in θ̃. (Steps on the ELBO itself, with θ̃ spread out, end in a θ̃ that is too narrow where f is curved:
+    w; the second moves θ̃ and w together. So it climbs log p(y, θ̃) with w integrated out. The posterior is exact where
+    f is linear in θ̃. (Steps on the ELBO itself, with θ̃ spread out, end in a θ̃ that is too narrow where f is curved:
     weights that are linear in θ̃ cannot follow.)
     """
     hidden = HIDDEN_SAMPLES if model.random or model.kind == "general" else 1
@@ -124,37 +105,59 @@ def close(
         theta = q.theta_mean.expand(hidden, -1)
         return _sum(observations_statistics(model, q, block, key=key, theta=theta) for block in blocks())
 
+    def log_joint(found: Statistics) -> float:
+        return float(found.log_likelihood - q.kl_weights() - 0.5 * q.theta_mean.square().sum())
+
+    closing = _climb(model, q, statistics, log_joint, iterations=iterations, tolerance=tolerance, relax=True)
+    return closing._replace(log_evidence=_laplace(closing.log_evidence, q))
+
+
+def _climb(
+    model: CalibrationModel,
+    q: FullRank,
+    statistics: Callable[[], Statistics],
+    height: Callable[[Statistics], float],
+    *,
+    iterations: int,
+    tolerance: float,
+    relax: bool,
+) -> Closing:
+    """Steps of size one until the height stands still; with `relax`, the weights are found anew before each is judged.
+
+    A step that lowers it by more than the tolerance (nats, and what the features' precision leaves uncertain of the
+    value) is taken back and halved. Converged: a step promised less than the tolerance, and moved it by less.
+    """
     kept: tuple[tuple[Tensor, Tensor, Arrow], Statistics] | None = None
     step = Step(1.0, 0, math.inf)
-    bound, rho, damped, accepted = -math.inf, 1.0, 0, 0
+    best, rho, damped, held = -math.inf, 1.0, 0, 0
     for iteration in range(1, iterations + 1):
-        damped += natural_step(q, statistics(), 1.0, hold_theta=True).damped
+        if relax:
+            damped += natural_step(q, statistics(), 1.0, hold_theta=True).damped
         found = statistics()
-        now = float(found.log_likelihood - q.kl_weights() - 0.5 * q.theta_mean.square().sum())
+        now = height(found)
         if kept is None and not math.isfinite(now):
             raise ModelError(
-                f"log p(y, θ) is {now} at the start of the closing pass; check the observations for outliers, "
+                f"the bound is {now} at the start of a pass over all rows; check the outputs for outliers, "
                 "or lower the learning rates"
             )
         slack = tolerance + torch.finfo(model.dtype).eps * abs(now)
-        if kept is not None and not now > bound - slack:
-            rho, damped, accepted = rho / 2, damped + 1, 0
+        if kept is not None and not now > best - slack:
+            rho, damped, held = rho / 2, damped + 1, 0
             q.move(*kept[0])
             if rho < SMALLEST_STEP:
-                return Closing(_laplace(bound, q), iteration, damped, converged=False)
+                return Closing(best, iteration, damped, converged=False)
         else:
-            converged = abs(now - bound) < slack and step.decrement < slack
-            bound, kept = now, ((q.theta_mean, q.mean, q.precision), found)
+            converged = abs(now - best) < slack and step.decrement < slack
+            best, kept, held = now, ((q.theta_mean, q.mean, q.precision), found), held + 1
             if converged or iteration == iterations:
-                return Closing(_laplace(bound, q), iteration, damped, converged)
-            accepted += 1
-            if accepted % PATIENCE == 0:  # sooner, every other step would be taken back where f is curved
+                return Closing(best, iteration, damped, converged)
+            if held % PATIENCE == 0:  # sooner, every other step would be taken back where f is curved
                 rho = min(1.0, 2 * rho)
         step = natural_step(q, kept[1], rho)
         damped += step.damped
     assert kept is not None
     q.move(*kept[0])  # the last step was never judged
-    return Closing(_laplace(bound, q), iterations, damped, converged=False)
+    return Closing(best, iterations, damped, converged=False)
 
 
 def _laplace(log_joint: float, q: FullRank) -> float:
