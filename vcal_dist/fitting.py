@@ -46,7 +46,7 @@ class Fitted:
     model: CalibrationModel
     components: list[Weights]
     log_weights: Tensor  # (C,) normalised
-    closings: list[Closing] = field(default_factory=list)
+    closings: list[Closing] = field(default_factory=list)  # of Gauss–Newton, before a mixture took its place
     log_evidence_runs: float | None = None
     counts: dict[str, int] = field(default_factory=dict)
     adapted: Adapted | None = None  # the importance sample behind a mixture
