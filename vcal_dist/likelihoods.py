@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from vcal_dist.errors import ModelError
+from vcal_dist.quadrature import LOG_2PI, log_lambert_w, logistic_as_normals, nodes, reach
 
 LikelihoodKind = Literal["gaussian", "student_t", "poisson", "bernoulli"]
 
 LOWEST_DEGREES = 2.1  # above 2, so that the Student-t has a variance
-LOG_2PI = math.log(2 * math.pi)
 TAIL = 36.0  # an integrand below e⁻³⁶ of its peak is left out
-NODES = 128  # between the ends of an integrand whose place and width depend on the row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +233,8 @@ class StudentT(_Scaled):
             spread = 4 * nu * var.clamp_min(torch.finfo(var.dtype).tiny)
             # Below λ = lowest the integrand can only rise with λ: its derivative in log λ bounds it.
             lowest = torch.maximum(nu / (nu + residual2 / s2), 1 - residual2 / spread)
-            left, right = _reach(TAIL / k)
-            log_lam, step = _nodes(lowest.log() - left, torch.log1p(1 / nu) + right)
+            left, right = reach(TAIL / k)
+            log_lam, step = nodes(lowest.log() - left, torch.log1p(1 / nu) + right)
         density = k * k.log() - torch.lgamma(k)  # Gamma density of log λ without k·(log λ − λ), (K,)
         terms = density[:, None] + k[:, None] * (log_lam - log_lam.exp())  # (..., B, K, Q)
         terms = terms + _log_normal(residual2[..., None], var[..., None] + s2[..., None] * torch.exp(-log_lam))
@@ -268,12 +267,12 @@ class Poisson(Likelihood):
         with torch.no_grad():
             v = var.clamp_min(torch.finfo(var.dtype).tiny)
             # The mode of y·f − e^f − (f − mean)²/(2v): w·e^w = v·e^(mean + v·y) with w = v·e^f
-            mode = _log_lambert_w(v.log() + mean + v * y) - v.log()
+            mode = log_lambert_w(v.log() + mean + v * y) - v.log()
             sd = v.sqrt()
             centre = sd * (y - mode.exp())  # (mode − mean)/√v
             # Away from the mode it falls like e^f, and at least like the Gaussian.
-            left, right = ((r / sd).clamp_max(math.sqrt(2 * TAIL)) for r in _reach(TAIL * torch.exp(-mode)))
-            u, step = _nodes(centre - left, centre + right)
+            left, right = ((r / sd).clamp_max(math.sqrt(2 * TAIL)) for r in reach(TAIL * torch.exp(-mode)))
+            u, step = nodes(centre - left, centre + right)
             f = mean[..., None] + sd[..., None] * u  # (..., B, K, Q)
             count = y[..., None]
             terms = count * f - f.exp() - u.square() / 2
@@ -307,7 +306,7 @@ class Bernoulli(Likelihood):
 
     def __init__(self, outputs: int, dtype: torch.dtype) -> None:
         super().__init__(outputs)
-        tau, log_weight = _logistic_as_normals()
+        tau, log_weight = logistic_as_normals()
         self.register_buffer("tau", tau.to(dtype), persistent=False)
         self.register_buffer("log_weight", log_weight.to(dtype), persistent=False)
 
@@ -367,47 +366,6 @@ def _fill(
 
 def _log_normal(residual2: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (LOG_2PI + variance.log() + residual2 / variance)
-
-
-def _reach(q: Tensor) -> tuple[Tensor, Tensor]:
-    """How far left and right of 0 one must go until e^x − 1 − x exceeds q (at most a few times too far)."""
-    near = torch.sqrt(2 * q)
-    return near + q, torch.log1p(near + q)
-
-
-def _nodes(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Equidistant nodes (..., Q) from low to high, and their step: the trapezoidal rule of what vanishes at both."""
-    step = (high - low) / (NODES - 1)
-    return low[..., None] + step[..., None] * torch.arange(NODES, dtype=low.dtype, device=low.device), step
-
-
-def _log_lambert_w(z: Tensor) -> Tensor:
-    """log W(e^z), the root t of t + e^t = z, by Newton's method from its right: monotone, as the function is convex."""
-    t = torch.minimum(z, z.clamp_min(1.0).log())
-    for _ in range(8):
-        t = t - (t + t.exp() - z) / (1 + t.exp())
-    return t
-
-
-def _logistic_as_normals() -> tuple[Tensor, Tensor]:
-    """Standard deviations τ and log weights of normals whose mixture is the logistic distribution to ten digits.
-
-    u = 2K·Z is logistic when Z is standard normal and K has Kolmogorov's distribution (Andrews and Mallows, 1974).
-    Trapezoidal rule in s, K = log(1 + e^s): equidistant where K is large, so that the tail holds to |u| of about 500.
-    """
-    step = 0.2
-    s = torch.arange(-2.0, 12.0, step, dtype=torch.float64)
-    k = torch.nn.functional.softplus(s)[:, None]  # (Q, 1)
-    n = torch.arange(1, 9, dtype=torch.float64)
-    # The two series of Kolmogorov's density, each where it converges fast, with its leading exponential apart:
-    # 8k·Σ (−1)^(n+1) n² e^(−2n²k²), and √(2π)·Σ (m²π²/(4k⁴) − 1/k²) e^(−m²π²/(8k²)) with m = 2n − 1
-    m2 = (2 * n - 1).square()
-    sign = 1 - 2 * ((n + 1) % 2)
-    wide = torch.log((8 * k * sign * n**2 * torch.exp(-2 * (n**2 - 1) * k**2)).sum(-1)) - 2 * k[:, 0] ** 2
-    terms = (m2 * math.pi**2 / (4 * k**4) - 1 / k**2) * torch.exp(-(m2 - 1) * math.pi**2 / (8 * k**2))
-    narrow = 0.5 * LOG_2PI + torch.log(terms.sum(-1)) - math.pi**2 / (8 * k[:, 0] ** 2)
-    log_weight = torch.where(k[:, 0] < 1, narrow, wide) + torch.nn.functional.logsigmoid(s)  # dK/ds = 1/(1 + e^(−s))
-    return 2 * k[:, 0], torch.log_softmax(log_weight, dim=0)
 
 
 def _check_above(key: str, value: object, bound: float, bound_name: str) -> None:

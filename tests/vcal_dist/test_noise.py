@@ -149,7 +149,6 @@ def test_dtype_and_shape_follow_and_float32_is_the_rounded_float64(dtype: torch.
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_draws_the_same_numbers() -> None:
     values = row_normal((2,), torch.arange(1000, device="cuda"), 4, dtype=F64)
     assert values.is_cuda
