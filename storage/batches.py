@@ -35,6 +35,13 @@ class Observations(NamedTuple):
     weight: Floats
 
 
+class Numbers(NamedTuple):
+    """This process' part of a batch as numbers of rows, which are kept elsewhere."""
+
+    row: Integers
+    weight: Floats
+
+
 class TableStream:
     """One process' parts of the batches of one table."""
 
@@ -68,7 +75,7 @@ class TableStream:
         self._source = self._memory = None
         self.assembler.close()
 
-    def parts(self, done: int, end: int | None) -> Iterator[Runs | Observations]:
+    def parts(self, done: int, end: int | None) -> Iterator[Runs | Observations | Numbers]:
         """The parts of all batches from number `done` on, over epochs without a stop, or before number `end`."""
         order = self.order
         last_epoch = None if end is None else (end - 1) // order.steps
@@ -89,7 +96,7 @@ class TableStream:
         """What this process' shards have given before each of these steps: (steps, shards)."""
         return self.order.taken(np.arange(first, last + 1) * self.order.batch)[:, self.shards.start : self.shards.stop]
 
-    def _assemble(self, cursors: list[Cursor], counts: Integers) -> Iterator[Runs | Observations]:
+    def _assemble(self, cursors: list[Cursor], counts: Integers) -> Iterator[Runs | Observations | Numbers]:
         """Parts of several batches at once, from how many rows each shard gives to each: (batches, shards)."""
         total = int(counts.sum())
         gathered = self._gathered(total)
@@ -108,6 +115,9 @@ class TableStream:
         row[~real] = -1
         weight = real.astype(self.table.dtype)
         for batch in range(len(counts)):
+            if not self.table.columns:
+                yield Numbers(row[batch], weight[batch])
+                continue
             part = {name: array[batch] for name, array in zip(self.table.columns, arrays, strict=True)}
             if self.table.name == "runs":
                 yield Runs(**part, row=row[batch], weight=weight[batch])

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dask.utils import parse_bytes
 
-from storage.batches import INDEX_BYTES, Observations, Runs, TableStream
+from storage.batches import INDEX_BYTES, TableStream
 from storage.errors import StreamError
 from storage.order import THREADS, plan
 from storage.store import Store
@@ -30,8 +30,8 @@ DEFAULT_MEMORY = "1 GB"
 class Batch(NamedTuple):
     """One step's data, and which step of which epoch it is."""
 
-    runs: Runs | None
-    observations: Observations | None
+    runs: Any  # storage.batches.Runs, or Numbers of a stream without values; None if it has no runs
+    observations: Any  # likewise
     epoch: int
     step: int
 
@@ -128,6 +128,7 @@ def stream(
     world_size: int = 1,
     memory: int | str = DEFAULT_MEMORY,
     scheduler: str = "threads",
+    values: bool = True,
     state: dict[str, Any] | None = None,
 ) -> Stream:
     """Batches of `runs` rows of the runs and/or `observations` rows of the observations, over all processes together.
@@ -135,7 +136,8 @@ def stream(
     With `shuffle=False` rows come in a fixed order: an exactly-once pass with `epochs=1`. `memory` is the budget of
     this process ("256 MB"); it decides how far rows are shuffled, and data that fit are read once. `scheduler` is
     "threads", the address of a Dask distributed scheduler, or "synchronous" (nothing is read ahead). `state`
-    continues an earlier stream.
+    continues an earlier stream. Without `values` batches hold the numbers of the same rows, in the same order, for
+    someone who keeps the rows.
     """
     sizes = {name: size for name, size in (("runs", runs), ("observations", observations)) if size is not None}
     if not sizes:
@@ -146,7 +148,7 @@ def stream(
         raise StreamError(f"rank is {rank} of {world_size} processes; accepted: 0 to {world_size - 1}")
     if epochs is not None and epochs < 1:
         raise StreamError(f"epochs is {epochs}; accepted: 1 or more, or None for no end")
-    budgets = _share_memory(store, list(sizes), _bytes(memory))
+    budgets = _share_memory(store, list(sizes), parse_memory(memory))
     tables = {}
     for name, size in sizes.items():
         table: Table = getattr(store, name)
@@ -160,6 +162,7 @@ def stream(
             memory=budgets[name],
             stream=("runs", "observations").index(name),
         )
+        table = table if values else table.numbers()
         tables[name] = TableStream(table, order, budgets[name], _assembler(scheduler), rank, world_size)
     made = Stream(tables, epochs)
     if state is not None:
@@ -187,12 +190,13 @@ def _assembler(scheduler: str) -> Assembler:
     return Dask(None if scheduler == "threads" else scheduler)
 
 
-def _bytes(size: int | str) -> int:
+def parse_memory(memory: int | str) -> int:
     """A number of bytes, from a number or a text such as "256 MB" or "1 GiB"."""
     try:
-        found = int(parse_bytes(size)) if isinstance(size, str) else operator.index(size)
-    except (ValueError, TypeError):
+        # Dask takes a blank text for one byte.
+        found = int(parse_bytes(memory.strip() or "0")) if isinstance(memory, str) else operator.index(memory)
+    except (ValueError, TypeError, OverflowError):
         found = 0
     if found <= 0:
-        raise StreamError(f"memory is '{size}'; accepted: a number of bytes, or a text such as '256 MB' or '2 GiB'")
+        raise StreamError(f"memory is '{memory}'; accepted: a number of bytes, or a text such as '256 MB' or '2 GiB'")
     return found

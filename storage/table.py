@@ -5,6 +5,7 @@ A block is what one file of each array holds: the unit of reading, shuffling and
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,6 +79,12 @@ class Table:
         """The rows of one block in all arrays; a damaged chunk raises DamagedChunk."""
         rows = len(self.block_range(index))
         return {array: reader.read(index, rows).copy() for array, reader in self.readers.items()}
+
+    def numbers(self) -> Table:
+        """The same rows without their values: what is left are their numbers."""
+        found = copy.copy(self)
+        found.columns = {}
+        return found
 
     def read(self, start: int = 0, stop: int | None = None) -> dict[str, Floats]:
         """Rows start to stop of every array."""

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from vcal_dist.calibration import CalibrationModel, ModelSettings
     from vcal_dist.errors import ModelError
     from vcal_dist.features import FeatureSettings, RandomFeatures
-    from vcal_dist.fitting import Fitted, fit
+    from vcal_dist.fitting import fit
     from vcal_dist.gp import GPSettings
     from vcal_dist.likelihoods import LikelihoodSettings
     from vcal_dist.objective import Samples
+    from vcal_dist.plan import FitSettings, StageSettings
     from vcal_dist.priors import ThetaPrior
-    from vcal_dist.stages import FitSettings
     from vcal_dist.theta import ThetaPosterior
     from vcal_dist.transforms import OutputScaling, TransformSettings
+    from vcal_dist.work import Fitted
 
     __version__: str
 
@@ -38,13 +39,14 @@ _HOME = {
     "ModelError": "errors",
     "FeatureSettings": "features",
     "RandomFeatures": "features",
-    "Fitted": "fitting",
+    "Fitted": "work",
     "fit": "fitting",
     "GPSettings": "gp",
     "LikelihoodSettings": "likelihoods",
     "Samples": "objective",
     "ThetaPrior": "priors",
-    "FitSettings": "stages",
+    "FitSettings": "plan",
+    "StageSettings": "plan",
     "ThetaPosterior": "theta",
     "OutputScaling": "transforms",
     "TransformSettings": "transforms",
@@ -64,6 +66,7 @@ __all__ = [
     "RandomFeatures",
     "Samples",
     "Scaling",
+    "StageSettings",
     "ThetaPosterior",
     "ThetaPrior",
     "TransformSettings",

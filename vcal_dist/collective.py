@@ -15,12 +15,22 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """The number of this process among them."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes."""
+    return rank() == 0
+
+
 def sum_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Each tensor summed over all processes, all of them in one collective call.
 
-    The gradient is summed as well. A loss that every process computes from these sums then has, averaged over the
-    processes, exactly the gradient that one process with all rows would have. (`torch.distributed.nn` does the same
-    and is deprecated.)
+    A loss that every process computes from these sums alone is the same everywhere, and so is its gradient in them:
+    summing that over the processes as well needs no second call, only a factor. Averaged over the processes, the
+    gradient in the parameters is then exactly the one that one process with all rows would have.
     """
     if world_size() == 1:
         return list(tensors)
@@ -30,8 +40,49 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def average_gradients(parameters: Sequence[Tensor], extras: Tensor) -> Tensor:
+    """Averages gradients over all processes in place, and `extras` (E,) with them, all in one collective call."""
+    size = world_size()
+    if size == 1:
+        return extras
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([extras.double(), *(gradient.reshape(-1).double() for gradient in gradients)])
+    dist.all_reduce(flat)
+    flat /= size
+    extras, *averaged = flat.split([len(extras), *(gradient.numel() for gradient in gradients)])
+    for gradient, average in zip(gradients, averaged, strict=True):
+        gradient.copy_(average.view(gradient.shape))
+    return extras
+
+
+def vote(votes: tuple[float, float], device: torch.device) -> tuple[float, float]:
+    """The mean over all processes of a pair of numbers."""
+    if world_size() == 1:
+        return votes
+    flat = torch.tensor(votes, dtype=torch.float64, device=device)
+    dist.all_reduce(flat)
+    first, second = (flat / world_size()).tolist()
+    return first, second
+
+
+@torch.no_grad()
+def same_everywhere(tensors: Sequence[Tensor]) -> None:
+    """Gives every process the first one's values, in place."""
+    if world_size() == 1 or not tensors:
+        return
+    for dtype in {tensor.dtype: None for tensor in tensors}:
+        some = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.reshape(-1) for tensor in some])
+        dist.broadcast(flat, 0)
+        for tensor, values in zip(some, flat.split([tensor.numel() for tensor in some]), strict=True):
+            tensor.copy_(values.view(tensor.shape))
+
+
 class _AllReduce(torch.autograd.Function):
-    """Sum forward, sum backward."""
+    """Sum forward; backward, the sum of what is the same on every process."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor) -> Tensor:
@@ -41,6 +92,4 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        total = upstream.contiguous().clone()
-        dist.all_reduce(total)
-        return total
+        return upstream * world_size()

@@ -1,7 +1,15 @@
-"""What can be wrong with a model's settings or with the numbers that enter it."""
+"""What can be wrong with a configuration, with a model's settings or with the numbers that enter it."""
 
 from storage.errors import VcalError
 
 
 class ModelError(VcalError, ValueError):
     """A setting or an input that the model cannot work with; the message names it, its value and the cure."""
+
+
+class ConfigError(VcalError, ValueError):
+    """A configuration that cannot be read; the message names every wrong key, its value and what is accepted."""
+
+
+class Diverged(ModelError):  # noqa: N818 - a state, as in DamagedChunk
+    """Training that leads nowhere: a loss that is not finite, or that rises without end."""

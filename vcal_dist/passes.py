@@ -1,27 +1,28 @@
 """Passes over all rows, each once: the runs' compression, and the closing Gauss–Newton iterations.
 
-Both are natural-gradient steps of size one. They take blocks of rows as an iterable (or a function that gives one
-anew for every pass), sum float64 statistics over blocks and processes, and hold nothing that grows with the rows.
+Both are natural-gradient steps of size one. `Compression` and `Climb` take blocks of rows one by one, sum float64
+statistics over blocks and processes, and hold nothing that grows with the rows; their state, in the middle of a pass
+too, is a few matrices. `compress`, `settle` and `close` run them over blocks that are at hand.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vcal_dist.batches import Observations, Runs
+from vcal_dist.batches import Observations, Runs, Table
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import Gram, log_evidence, posterior
-from vcal_dist.collective import sum_over_ranks
+from vcal_dist.collective import is_first, sum_over_ranks
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, Frame, FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
-from vcal_dist.natural import Statistics, Step, natural_step, observations_statistics, runs_statistics
+from vcal_dist.natural import Statistics, natural_step, observations_statistics, runs_statistics
 from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram, runs_gram
 
 GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
@@ -47,40 +48,67 @@ class Closing(NamedTuple):
     converged: bool
 
 
-@torch.no_grad()
-def compress(model: CalibrationModel, blocks: Iterable[Runs], *, key: Key = (0,)) -> Compressed:
+class Compression:
     """p(W_η | all runs), exactly, from one pass under Gaussian noise.
 
     Hidden layers enter by the mean over samples: the result is then the best q(W_η) given q of the hidden layers.
     """
-    draw = Draw(key, HIDDEN_SAMPLES)
-    total: Gram | None = None
-    jacobian = torch.zeros((), dtype=torch.float64, device=model.kappa.device)
-    for runs in blocks:
-        sums = runs_gram(model, runs, draw)
-        total = sums if total is None else total.plus(sums)
-        jacobian += (runs.log_jacobian.sum(-1) * runs.weight).sum()
-    if total is None:
-        raise ModelError("there are no runs to compress; the emulator needs at least one")
-    *parts, jacobian = sum_over_ranks([*total, jacobian])
-    total = Gram(*parts)
-    return Compressed(Frame(*posterior(total)), log_evidence(total).sum() + jacobian)
+
+    def __init__(self, model: CalibrationModel, key: Key = (0,)) -> None:
+        self.model, self.draw = model, Draw(key, HIDDEN_SAMPLES)
+        self.sums: list[Tensor] | None = None  # a Gram's, and the Jacobian of the outputs' scaling
+
+    @torch.no_grad()
+    def take(self, runs: Runs) -> None:
+        """Adds a block."""
+        jacobian = (runs.log_jacobian.sum(-1) * runs.weight).sum()
+        self.sums = _plus(self.sums, [*runs_gram(self.model, runs, self.draw), jacobian])
+
+    @torch.no_grad()
+    def result(self) -> Compressed:
+        """What all blocks of all processes say."""
+        if self.sums is None:
+            raise ModelError("there are no runs to compress; the emulator needs at least one")
+        *parts, jacobian = sum_over_ranks(self.sums)
+        total = Gram(*parts)
+        return Compressed(Frame(*posterior(total)), log_evidence(total).sum() + jacobian)
+
+    def state(self) -> dict[str, Any]:
+        """The sums so far, over all processes; every one of them must ask."""
+        return {"sums": None if self.sums is None else sum_over_ranks(self.sums)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; the first process carries the sums on."""
+        self.sums = _carried(state["sums"])
+
+
+def compress(model: CalibrationModel, blocks: Iterable[Runs], *, key: Key = (0,)) -> Compressed:
+    """`Compression` of blocks that are at hand."""
+    compression = Compression(model, key)
+    for block in blocks:
+        compression.take(block)
+    return compression.result()
 
 
 def settle(
     model: CalibrationModel, q: FullRank, blocks: Callable[[], Iterable[Runs]], *, iterations: int = 30
 ) -> Closing:
     """q(W_η) for any likelihood of runs: natural-gradient steps of size one over all runs until they stand still."""
+    return run(settling(model, q, iterations=iterations), blocks)
+
+
+def settling(model: CalibrationModel, q: FullRank, *, iterations: int = 30) -> Climb[Runs]:
+    """The climb of `settle`."""
     samples = Samples(1, HIDDEN_SAMPLES)
 
-    def statistics() -> Statistics:
+    def statistics(runs: Runs) -> Statistics:
         with torch.no_grad():
-            return _sum(runs_statistics(model, q, runs, samples=samples) for runs in blocks())
+            return runs_statistics(model, q, runs, samples=samples)
 
     def bound(found: Statistics) -> float:
         return float(found.log_likelihood - q.kl())
 
-    return _climb(model, q, statistics, bound, iterations=iterations, tolerance=SETTLED, relax=False)
+    return Climb(model, q, statistics, bound, iterations=iterations, tolerance=SETTLED, relax=False)
 
 
 def close(
@@ -99,65 +127,137 @@ def close(
     f is linear in θ̃. (Steps on the ELBO itself, with θ̃ spread out, end in a θ̃ that is too narrow where f is curved:
     weights that are linear in θ̃ cannot follow.)
     """
+    return run(closing(model, q, iterations=iterations, tolerance=tolerance, key=key), blocks)
+
+
+def closing(
+    model: CalibrationModel, q: FullRank, *, iterations: int = 30, tolerance: float = 1e-3, key: Key = (0,)
+) -> Climb[Observations]:
+    """The climb of `close`."""
     hidden = HIDDEN_SAMPLES if model.random or model.kind == "general" else 1
 
-    def statistics() -> Statistics:
-        theta = q.theta_mean.expand(hidden, -1)
-        return _sum(observations_statistics(model, q, block, key=key, theta=theta) for block in blocks())
+    def statistics(block: Observations) -> Statistics:
+        return observations_statistics(model, q, block, key=key, theta=q.theta_mean.expand(hidden, -1))
 
     def log_joint(found: Statistics) -> float:
         return float(found.log_likelihood - q.kl_weights() - 0.5 * q.theta_mean.square().sum())
 
-    closing = _climb(model, q, statistics, log_joint, iterations=iterations, tolerance=tolerance, relax=True)
-    return closing._replace(log_evidence=_laplace(closing.log_evidence, q))
+    return Climb(model, q, statistics, log_joint, iterations=iterations, tolerance=tolerance, relax=True)
 
 
-def _climb(
-    model: CalibrationModel,
-    q: FullRank,
-    statistics: Callable[[], Statistics],
-    height: Callable[[Statistics], float],
-    *,
-    iterations: int,
-    tolerance: float,
-    relax: bool,
-) -> Closing:
+def run(climb: Climb[Table], blocks: Callable[[], Iterable[Table]]) -> Closing:
+    """Passes over blocks that are at hand until the climb has ended."""
+    while climb.ended is None:
+        for block in blocks():
+            climb.take(block)
+        climb.turn()
+    return climb.ended
+
+
+class Climb(Generic[Table]):
     """Steps of size one until the height stands still; with `relax`, the weights are found anew before each is judged.
 
     A step that lowers it by more than the tolerance (nats, and what the features' precision leaves uncertain of the
     value) is taken back and halved. Converged: a step promised less than the tolerance, and moved it by less.
     """
-    kept: tuple[tuple[Tensor, Tensor, Arrow], Statistics] | None = None
-    step = Step(1.0, 0, math.inf)
-    best, rho, damped, held = -math.inf, 1.0, 0, 0
-    for iteration in range(1, iterations + 1):
-        if relax:
-            damped += natural_step(q, statistics(), 1.0, hold_theta=True).damped
-        found = statistics()
-        now = height(found)
-        if kept is None and not math.isfinite(now):
+
+    def __init__(
+        self,
+        model: CalibrationModel,
+        q: FullRank,
+        statistics: Callable[[Table], Statistics],
+        height: Callable[[Statistics], float],
+        *,
+        iterations: int,
+        tolerance: float,
+        relax: bool,
+    ) -> None:
+        self.model = model
+        self.q = q
+        self.statistics: Callable[[Table], Statistics] = statistics
+        self.height = height
+        self.iterations, self.tolerance, self.relax = iterations, tolerance, relax
+        self.sums: list[Tensor] | None = None
+        self.relaxing = relax
+        self.kept: tuple[list[Tensor], list[Tensor]] | None = None  # q's mean and precision, and what rows said there
+        self.best, self.rho, self.decrement = -math.inf, 1.0, math.inf
+        self.iteration, self.damped, self.held = 0, 0, 0
+        self.ended: Closing | None = None
+
+    def take(self, block: Table) -> None:
+        """Adds a block of the pass under way."""
+        self.sums = _plus(self.sums, _flatten(self.statistics(block)))
+
+    def turn(self) -> None:
+        """Ends a pass over all rows: moves q, or finds that nothing is left to do."""
+        found, self.sums = _total(self.sums), None
+        if self.relaxing:
+            self.damped += natural_step(self.q, found, 1.0, hold_theta=True).damped
+        else:
+            self._judge(found)
+        self.relaxing = self.relax and not self.relaxing
+
+    def _judge(self, found: Statistics) -> None:
+        now = self.height(found)
+        self.iteration += 1
+        if self.kept is None and not math.isfinite(now):
             raise ModelError(
                 f"the bound is {now} at the start of a pass over all rows; check the outputs for outliers, "
                 "or lower the learning rates"
             )
-        slack = tolerance + torch.finfo(model.dtype).eps * abs(now)
-        if kept is not None and not now > best - slack:
-            rho, damped, held = rho / 2, damped + 1, 0
-            q.move(*kept[0])
-            if rho < SMALLEST_STEP:
-                return Closing(best, iteration, damped, converged=False)
+        slack = self.tolerance + torch.finfo(self.model.dtype).eps * abs(now)
+        if self.kept is not None and not now > self.best - slack:
+            self.rho, self.damped, self.held = self.rho / 2, self.damped + 1, 0
+            self._back()
+            if self.rho < SMALLEST_STEP:
+                return self._end(converged=False)
         else:
-            converged = abs(now - best) < slack and step.decrement < slack
-            best, kept, held = now, ((q.theta_mean, q.mean, q.precision), found), held + 1
-            if converged or iteration == iterations:
-                return Closing(best, iteration, damped, converged)
-            if held % PATIENCE == 0:  # sooner, every other step would be taken back where f is curved
-                rho = min(1.0, 2 * rho)
-        step = natural_step(q, kept[1], rho)
-        damped += step.damped
-    assert kept is not None
-    q.move(*kept[0])  # the last step was never judged
-    return Closing(best, iterations, damped, converged=False)
+            converged = abs(now - self.best) < slack and self.decrement < slack
+            self.best, self.held = now, self.held + 1
+            self.kept = self._here(), _flatten(found)
+            if converged:
+                return self._end(converged=True)
+            if self.held % PATIENCE == 0:  # sooner, every other step would be taken back where f is curved
+                self.rho = min(1.0, 2 * self.rho)
+        if self.iteration == self.iterations:  # another step would never be judged
+            return self._end(converged=False)
+        assert self.kept is not None
+        step = natural_step(self.q, _statistics(self.kept[1]), self.rho)
+        self.decrement, self.damped = step.decrement, self.damped + step.damped
+        return None
+
+    def _here(self) -> list[Tensor]:
+        return [self.q.theta_mean, self.q.mean, *self.q.precision]
+
+    def _back(self) -> None:
+        assert self.kept is not None
+        theta_mean, mean, *precision = self.kept[0]
+        self.q.move(theta_mean, mean, Arrow(*precision))
+
+    def _end(self, *, converged: bool) -> None:
+        value = _laplace(self.best, self.q) if self.q.theta_dim else self.best
+        self.ended = Closing(value, self.iteration, self.damped, converged)
+
+    _PLAIN = ("relaxing", "best", "rho", "decrement", "iteration", "damped", "held")
+
+    def state(self) -> dict[str, Any]:
+        """Where the climb is, in the middle of a pass too; every process must ask."""
+        return {
+            **{name: getattr(self, name) for name in self._PLAIN},
+            "q": self.q.state_dict(),
+            "kept": self.kept,
+            "sums": None if self.sums is None else sum_over_ranks(self.sums),
+            "ended": self.ended,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; the first process carries the sums on."""
+        for name in self._PLAIN:
+            setattr(self, name, state[name])
+        self.q.load_state_dict(state["q"])
+        self.kept = None if state["kept"] is None else (list(state["kept"][0]), list(state["kept"][1]))
+        self.sums = _carried(state["sums"])
+        self.ended = None if state["ended"] is None else Closing(*state["ended"])
 
 
 def _laplace(log_joint: float, q: FullRank) -> float:
@@ -201,20 +301,35 @@ def pin(
     """Gives q the marginal N(theta, covariance) of θ̃, and w given θ̃ from the observations, linearised at its mean."""
     q.move(theta.clone(), q.mean, q.precision)
     for _ in range(2):  # the slopes in θ̃ belong to the weights that the first pass finds
-        found = _sum(observations_statistics(model, q, block, theta=theta.unsqueeze(0)) for block in blocks())
-        natural_step(q, found, 1.0, hold_theta=True)
+        sums: list[Tensor] | None = None
+        for block in blocks():
+            sums = _plus(sums, _flatten(observations_statistics(model, q, block, theta=theta.unsqueeze(0))))
+        natural_step(q, _total(sums), 1.0, hold_theta=True)
     C, gain = q.precision.cross, q.factors.gain
     A = torch.linalg.inv(covariance) + (C @ gain).sum(0)
     q.move(q.theta_mean, q.mean, q.precision._replace(theta=0.5 * (A + A.mT)))
 
 
-def _sum(parts: Iterable[Statistics]) -> Statistics:
-    """Over blocks and processes."""
-    total: Statistics | None = None
-    for part in parts:
-        part = part._replace(log_likelihood=part.log_likelihood.detach())
-        total = part if total is None else total.plus(part)
-    if total is None:
+def _flatten(statistics: Statistics) -> list[Tensor]:
+    *parts, log_likelihood = statistics[1:]
+    return [*statistics.curvature, *parts, log_likelihood.detach()]
+
+
+def _statistics(parts: list[Tensor]) -> Statistics:
+    return Statistics(Arrow(*parts[:3]), *parts[3:])
+
+
+def _total(sums: list[Tensor] | None) -> Statistics:
+    """Over all processes, in one call."""
+    if sums is None:
         raise ModelError("there are no rows to learn from; give at least one run and one observation")
-    (log_likelihood,) = sum_over_ranks([total.log_likelihood])
-    return total.over_ranks()._replace(log_likelihood=log_likelihood)
+    return _statistics(sum_over_ranks(sums))
+
+
+def _plus(sums: list[Tensor] | None, parts: list[Tensor]) -> list[Tensor]:
+    return parts if sums is None else [total + part for total, part in zip(sums, parts, strict=True)]
+
+
+def _carried(sums: list[Tensor] | None) -> list[Tensor] | None:
+    """Sums of a checkpoint: the first process has them all, the others begin with nothing."""
+    return sums if sums is None or is_first() else [torch.zeros_like(part) for part in sums]

@@ -7,7 +7,6 @@ sets the time; the others get that much wall-clock time in the same run, `fullra
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,14 +23,15 @@ from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.gp import GPSettings
 from vcal_dist.initialise import start_model
 from vcal_dist.objective import Samples
+from vcal_dist.plan import COLLAPSED, FitSettings, StageSettings, Totals
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.problems import borehole
-from vcal_dist.stages import FitSettings, Totals, meanfield_stages
+from vcal_dist.stages import meanfield_stages
 from vcal_dist.transforms import OutputScaling, TransformSettings
 from vcal_dist.weights import MeanField, Weights
 
 QUICK, FULL = 100_000, 1_000_000  # runs
-STEPS = FitSettings().emulator_steps
+STEPS = COLLAPSED["emulator"].steps
 FEATURES = 100
 FRESH = 20_000
 TRIAL_STEPS = 30  # of `meanfield`, to learn how many fit into the time
@@ -98,7 +98,7 @@ def timed_fit(data: Data, weights: Any, frequencies: str) -> tuple[float, float]
     model = make_model(frequencies)
     begun = time.perf_counter()
     start_model(model, data.runs, None, seed=0)
-    frame, _ = fit_emulator(model, data.runs, FitSettings(weights=weights, emulator_steps=STEPS))
+    frame, _ = fit_emulator(model, data.runs, FitSettings(weights=weights, emulator=StageSettings(steps=STEPS)))
     seconds = time.perf_counter() - begun
     return error(model, as_weights(frame), data), seconds
 
@@ -111,14 +111,17 @@ def as_weights(frame: Frame) -> FullRank:
 def meanfield_error(data: Data, seconds: float) -> float:
     """The paper's first stage (weights, then everything at a smaller rate) in the given time."""
     totals = Totals(len(data.runs.u), 0)
-    settings = FitSettings(weights="meanfield", samples=Samples(), meanfield_rate=0.03)
 
     def train(steps: int) -> tuple[CalibrationModel, MeanField]:
         model = make_model("fixed")
         start_model(model, data.runs, None, seed=0)
         q = MeanField(0, 1, model.width)
-        chosen = replace(settings, meanfield_steps=max(steps // 2, 1))
-        for stage in list(meanfield_stages(model, q, totals, chosen, seed=0))[:2]:
+        rates = {"emulator_weights": 0.03, "emulator": 0.009}
+        stages = {
+            name: StageSettings(steps=max(steps // 2, 1), rate=rate, samples=Samples()) for name, rate in rates.items()
+        }
+        settings = FitSettings(weights="meanfield", **stages)  # type: ignore[arg-type]
+        for stage in list(meanfield_stages(model, q, totals, settings, seed=0))[:2]:
             run_stage(stage, data.runs, None, seed=0)
         return model, q
 

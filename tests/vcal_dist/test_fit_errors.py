@@ -21,12 +21,22 @@ from vcal_dist.fitting import fit, run_stage
 from vcal_dist.gp import GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
 from vcal_dist.objective import Samples
+from vcal_dist.plan import FitSettings, StageSettings
 from vcal_dist.priors import ThetaPrior
-from vcal_dist.stages import FitSettings, Stage
+from vcal_dist.stages import Stage
 
 F64 = torch.float64
-QUICK: dict[str, Any] = {"emulator_steps": 3, "theta_steps": 3, "joint_steps": 2, "meanfield_steps": 2, "screening": 64}
+STAGES = {
+    "collapsed": ["emulator", "theta", "joint"],
+    "fullrank": ["emulator", "theta", "joint"],
+    "meanfield": ["emulator_weights", "emulator", "weights_and_theta", "everything"],
+}
 FAMILIES = ["collapsed", "fullrank", "meanfield"]
+
+
+def quick(weights: Any) -> FitSettings:
+    stages = {name: StageSettings(steps=2) for name in STAGES[weights]}
+    return FitSettings(weights=weights, screening=64, **stages)  # type: ignore[arg-type]
 
 
 def refused(model: CalibrationModel, runs: Runs, observations: Observations, weights: Any = "collapsed") -> str:
@@ -38,7 +48,7 @@ def refused(model: CalibrationModel, runs: Runs, observations: Observations, wei
         steps.append(stage)
 
     with pytest.raises(ModelError) as error:
-        fit(model, runs, observations, FitSettings(weights=weights, **QUICK), report=report)
+        fit(model, runs, observations, quick(weights), report=report)
     assert not steps, f"trained {set(steps)} before it refused: {error.value}"
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), f"{name} moved before it refused"
@@ -54,9 +64,7 @@ def case(kit: Any, **settings: Any) -> tuple[CalibrationModel, Runs, Observation
 def test_the_case_itself_is_sound(kit: Any, weights: Any) -> None:
     """Otherwise every refusal below could have another reason."""
     steps: list[str] = []
-    fitted = fit(
-        *case(kit), FitSettings(weights=weights, **QUICK), report=lambda stage, step, loss: steps.append(stage)
-    )
+    fitted = fit(*case(kit), quick(weights), report=lambda stage, step, loss: steps.append(stage))
     assert steps
     assert bool(fitted.log_weights.isfinite().all())
 
@@ -195,25 +203,36 @@ def test_a_loss_that_is_not_finite_ends_training_with_stage_and_step(kit: Any, v
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-RATES = ["emulator_rate", "theta_rate", "discrepancy_rate", "joint_rate", "meanfield_rate"]
-COUNTS_FROM_0 = ["emulator_steps", "theta_steps", "joint_steps", "meanfield_steps", "evaluations"]
-COUNTS_FROM_1 = ["batch_runs", "batch_observations", "screening", "starts"]
+OF_A_STAGE = ["steps", "epochs", "rate", "batch_runs", "batch_observations", "samples"]
+
+
+def settings(name: str, value: Any) -> StageSettings | FitSettings:
+    return StageSettings(**{name: value}) if name in OF_A_STAGE else FitSettings(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "cure"),
     [
         *(("rho", value, "above 0 and up to 1") for value in (0.0, -0.1, 1.5, math.nan, math.inf)),
-        *((name, value, "a positive number") for name in RATES for value in (0.0, -0.01, math.nan, math.inf)),
-        *((name, -1, "0 or more") for name in COUNTS_FROM_0),
-        *((name, value, "1 or more") for name in COUNTS_FROM_1 for value in (0, -3)),
+        *(
+            (name, value, "a positive number")
+            for name in ("rate", "discrepancy_rate")
+            for value in (0.0, -0.01, math.nan, math.inf)
+        ),
+        *((name, -1, "0 or more") for name in ("steps", "evaluations")),
+        *(("epochs", value, "0 or more") for value in (-0.5, math.nan, math.inf)),
+        *(
+            (name, value, "1 or more")
+            for name in ("batch_runs", "batch_observations", "screening", "starts")
+            for value in (0, -3)
+        ),
         *(("weights", word, "collapsed, fullrank, meanfield") for word in ("colapsed", "Collapsed", "", None)),
     ],
     ids=str,
 )
 def test_a_setting_out_of_range_is_refused_where_it_is_written(name: str, value: Any, cure: str) -> None:
     with pytest.raises(ModelError) as error:
-        FitSettings(**{name: value})
+        settings(name, value)
     text = str(error.value)
     assert name in text
     assert str(value) in text
@@ -223,22 +242,29 @@ def test_a_setting_out_of_range_is_refused_where_it_is_written(name: str, value:
 @pytest.mark.parametrize("samples", [Samples(0, 1), Samples(1, 0), Samples(-2, 1)])
 def test_no_samples_are_refused(samples: Samples) -> None:
     with pytest.raises(ModelError) as error:
-        FitSettings(samples=samples)
+        StageSettings(samples=samples)
     assert f"samples is {tuple(samples)}" in str(error.value)
     assert "1 or more" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"rho": 1.0},
-        {"joint_steps": 0, "emulator_steps": 0, "theta_steps": 0, "evaluations": 0},
-        {"batch_runs": 1, "starts": 1},
-    ],
+    ("name", "value"),
+    [("rho", 1.0), ("steps", 0), ("epochs", 0.0), ("evaluations", 0), ("batch_runs", 1), ("starts", 1)],
 )
-def test_settings_at_the_end_of_their_range_are_taken(settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        assert getattr(FitSettings(**settings), name) == value
+def test_settings_at_the_end_of_their_range_are_taken(name: str, value: Any) -> None:
+    assert getattr(settings(name, value), name) == value
+
+
+def test_steps_and_epochs_together_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"steps is 5 and epochs is 2\.0; give one of them"):
+        StageSettings(steps=5, epochs=2.0)
+
+
+def test_a_stage_of_another_schedule_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"theta is no stage of the weights 'meanfield'; its stages: emu"):
+        FitSettings(weights="meanfield", theta=StageSettings(steps=5))
+    with pytest.raises(ModelError, match=r"everything is no stage of the weights 'collapsed'"):
+        FitSettings(everything=StageSettings(steps=5))
 
 
 @pytest.mark.parametrize("features", [1, 7, 101])

@@ -20,16 +20,19 @@ from vcal_dist.batches import Observations, Runs, Scaling, take
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
 from vcal_dist.features import FeatureSettings
-from vcal_dist.fitting import Fitted, blocks, fit, run_stage
+from vcal_dist.fitting import fit, run_stage
 from vcal_dist.fullrank import FullRank
 from vcal_dist.gp import DeepGP, GPSettings
 from vcal_dist.initialise import start_hidden_layers
 from vcal_dist.likelihoods import LikelihoodSettings
 from vcal_dist.objective import Samples, elbo
 from vcal_dist.passes import compress
+from vcal_dist.phases import blocks
+from vcal_dist.plan import SAMPLES, Chosen, FitSettings, StageSettings, Totals
 from vcal_dist.priors import ThetaPrior
-from vcal_dist.stages import FitSettings, Stage, Totals, meanfield_stages, natural_stage, nature_groups
+from vcal_dist.stages import Stage, meanfield_stages, natural_stage, nature_groups
 from vcal_dist.transforms import OutputScaling, TransformSettings
+from vcal_dist.work import Fitted
 
 F64 = torch.float64
 TRUTH = torch.tensor([0.3, 0.7], dtype=F64)
@@ -148,16 +151,31 @@ def build(
     return CalibrationModel(1, prior, outputs, ModelSettings(eta=eta, delta=delta, **settings), dtype=dtype)
 
 
-FEW = FitSettings(
-    emulator_steps=60,
-    theta_steps=30,
-    joint_steps=5,
-    meanfield_steps=60,
-    meanfield_rate=0.05,
-    screening=256,
-    starts=2,
-    evaluations=128,
-)
+def settings_of(
+    weights: Any = "collapsed",
+    *,
+    emulator: int = 60,
+    theta: int = 30,
+    joint: int = 5,
+    meanfield: int = 60,
+    joint_rate: float | None = None,
+    batch: dict[str, int] | None = None,
+    **settings: Any,
+) -> FitSettings:
+    """A schedule with so many steps in its stages."""
+    rows = batch or {}
+    stages = {
+        "emulator": StageSettings(steps=emulator, **rows),
+        "theta": StageSettings(steps=theta, **rows),
+        "joint": StageSettings(steps=joint, rate=joint_rate, **rows),
+    }
+    if weights == "meanfield":
+        rates = {"emulator_weights": 0.05, "emulator": 0.015, "weights_and_theta": 0.05, "everything": 0.015}
+        stages = {name: StageSettings(steps=meanfield, rate=rate, **rows) for name, rate in rates.items()}
+    return FitSettings(weights=weights, screening=256, starts=2, evaluations=128, **stages, **settings)
+
+
+FEW = settings_of()
 
 
 # --- what can be asked of every fit -----------------------------------------------------------------------------------
@@ -300,13 +318,13 @@ def described(kind: Kind) -> tuple[CalibrationModel, Data, FitSettings]:
         dtype=dtype,
     )
     weights: Any = kind.weights
-    return model, found, replace(FEW, weights=weights, free_emulator=kind.free_emulator)
+    return model, found, settings_of(weights, free_emulator=kind.free_emulator)
 
 
 STAGES = {
     "collapsed": ["emulator", "theta", "joint"],
     "fullrank": ["emulator", "theta", "joint"],
-    "meanfield": ["emulator weights", "emulator", "weights and theta", "everything"],
+    "meanfield": ["emulator_weights", "emulator", "weights_and_theta", "everything"],
 }
 
 
@@ -342,7 +360,7 @@ def test_the_kinds_meet_every_choice_more_than_once(field: str) -> None:
 
 # --- θ is found -------------------------------------------------------------------------------------------------------
 
-ENOUGH = replace(FEW, emulator_steps=150, theta_steps=60, joint_steps=10)
+ENOUGH = settings_of(emulator=150, theta=60, joint=10)
 
 
 def test_a_shallow_gaussian_model_finds_theta_and_the_noise() -> None:
@@ -389,7 +407,7 @@ def test_an_emulator_with_random_features_finds_theta_however_long_it_is_trained
     if random == "frequencies":
         eta = GPSettings(features=replace(features, frequencies="variational"))
     found = data(rows=(60, 40), discrepancy=False)
-    settings = replace(ENOUGH, emulator_steps=steps)
+    settings = settings_of(emulator=steps, theta=60, joint=10)
     fitted = fit(build(eta=eta, discrepancy="none"), found.runs, found.observations, settings, seed=1)
     assert_sound(fitted, found)
     assert error_of_emulator(fitted, found) < 0.15
@@ -410,7 +428,7 @@ def test_the_same_seed_gives_the_same_fit_and_another_seed_another(weights: str)
     fits = []
     for seed in (5, 5, 6):
         model, found, settings = described(kind)
-        settings = replace(settings, emulator_steps=4, theta_steps=4, joint_steps=2, meanfield_steps=4, batch_runs=20)
+        settings = settings_of(weights, emulator=4, theta=4, joint=2, meanfield=4, batch={"batch_runs": 20})
         fits.append(fit(model, found.runs, found.observations, settings, seed=seed))
     first, again, other = (fitted.theta for fitted in fits)
     assert torch.equal(first.means, again.means)
@@ -422,7 +440,8 @@ def test_the_same_seed_gives_the_same_fit_and_another_seed_another(weights: str)
 
 def test_batches_find_theta_whichever_way_they_are_split() -> None:
     found = data(rows=(60, 40))
-    settings = replace(ENOUGH, batch_runs=30, batch_observations=20)
+    batch = {"batch_runs": 30, "batch_observations": 20}
+    settings = settings_of(emulator=150, theta=60, joint=10, batch=batch)
     first, other = (fit(build(), found.runs, found.observations, settings, seed=seed).theta for seed in (1, 2))
     gap = (first.mean() - other.mean()).abs()
     assert bool((gap > 0).all())
@@ -438,7 +457,7 @@ def test_batches_find_theta_whichever_way_they_are_split() -> None:
 @pytest.mark.parametrize("weights", ["collapsed", "fullrank"])
 def test_the_runs_in_q_are_those_of_the_emulator_as_it_ends(weights: Any, free_emulator: bool) -> None:
     found = data()
-    settings = replace(FEW, weights=weights, free_emulator=free_emulator, joint_steps=30, joint_rate=0.02)
+    settings = settings_of(weights, free_emulator=free_emulator, joint=30, joint_rate=0.02)
     fitted = fit(build(), found.runs, found.observations, settings, seed=1)
     of_runs = compress(fitted.model, blocks(found.runs)).frame
     with torch.no_grad():
@@ -465,13 +484,13 @@ def test_two_processes_with_half_a_batch_each_step_like_one_with_all_of_it(
             monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
             monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
             monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, *_, **__: tensor.mul_(2))
-        totals, settings = Totals(30, 40), FitSettings(rho=0.5)
+        totals, weights = Totals(30, 40), "meanfield" if stage == "meanfield" else "collapsed"
+        settings = settings_of(weights, rho=0.5)
         if stage == "natural":
             q = kit.full_rank(1, 1, model.width)
             groups = nature_groups(model, 0.1)
-            step = natural_stage(
-                "joint", model, q, totals, settings, 0, steps=1, groups=groups, runs=True, observations=True
-            )
+            chosen = Chosen("joint", 1, 0.1, 10, 10, SAMPLES)
+            step = natural_stage(chosen, model, q, totals, 0, groups=groups, rho=settings.rho)
         else:
             q = kit.mean_field(1, 1, model.width)
             *_, step = meanfield_stages(model, q, totals, settings, 0)

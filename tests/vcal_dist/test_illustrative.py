@@ -11,14 +11,19 @@ import torch
 
 from vcal_dist.analytic import ExactPosterior, modes, total_variation
 from vcal_dist.fitting import fit
+from vcal_dist.plan import FitSettings, StageSettings
 from vcal_dist.problems import illustrative
-from vcal_dist.stages import FitSettings
 
 # The others get settings that are enough for them and shorter than their defaults.
 WAYS: dict[str, dict[str, Any]] = {
     "collapsed": {},
-    "fullrank": {"theta_steps": 100, "joint_steps": 20},
-    "meanfield": {"meanfield_steps": 250, "meanfield_rate": 0.03},
+    "fullrank": {"theta": StageSettings(steps=100), "joint": StageSettings(steps=20)},
+    "meanfield": {
+        "emulator_weights": StageSettings(steps=250, rate=0.03),
+        "emulator": StageSettings(steps=250, rate=0.009),
+        "weights_and_theta": StageSettings(steps=250, rate=0.03),
+        "everything": StageSettings(steps=250, rate=0.009),
+    },
 }
 SEEDS = range(20)
 FEATURES = 100  # the exact posterior has the same ones
@@ -73,7 +78,8 @@ def test_a_mixture_carries_the_importance_sample() -> None:
     observations = scaling.observations(torch.tensor(data.x), torch.tensor(data.y))
     exact = ExactPosterior(model, runs, observations)
     grid = exact.grid(reach=10.0)
-    fitted = fit(model, runs, observations, FitSettings(theta_steps=50, joint_steps=5), seed=0)
+    settings = FitSettings(theta=StageSettings(steps=50), joint=StageSettings(steps=5))
+    fitted = fit(model, runs, observations, settings, seed=0)
     assert fitted.adapted is not None
     assert fitted.adapted.effective > 100
     # log ∫ p(y | θ̃, runs) p(θ̃) dθ̃, by importance sampling and on the grid

@@ -1,0 +1,32 @@
+"""Families of weights as tensors and plain values, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vcal_dist.errors import ModelError
+from vcal_dist.fullrank import FullRank
+from vcal_dist.weights import MeanField, Weights
+
+
+def to_state(q: Weights) -> dict[str, Any]:
+    """The family's name, its shape and its tensors."""
+    assert isinstance(q, FullRank | MeanField)
+    shape = [q.theta_dim, q.outputs, q.width]
+    if isinstance(q, FullRank):
+        return {"family": "fullrank", "shape": shape, "absorbed": q.absorbed, "tensors": dict(q.state_dict())}
+    return {"family": "meanfield", "shape": shape, "tensors": dict(q.state_dict())}
+
+
+def from_state(state: dict[str, Any]) -> Weights:
+    """The family of a state, on the device of its tensors."""
+    tensors = state["tensors"]
+    q: FullRank | MeanField
+    if state["family"] == "fullrank":
+        q = FullRank(*state["shape"], absorbed=state["absorbed"], device=tensors["mean"].device)
+    elif state["family"] == "meanfield":
+        q = MeanField(*state["shape"], dtype=tensors["mean"].dtype).to(tensors["mean"].device)
+    else:
+        raise ModelError(f"the family of weights is '{state['family']}'; known: fullrank, meanfield")
+    q.load_state_dict(tensors)
+    return q

@@ -1,0 +1,171 @@
+"""Batches for the phases of training, from a store: streamed, or from rows that stay on the device.
+
+Every leg follows the order of `storage.stream`, which is a pure function of the seed and the phase, so that a leg can
+be entered at any batch and is the same for any number of processes, whether rows are streamed or resident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.store import Store
+from storage.streaming import Stream, stream
+from vcal_dist.batches import Observations, Runs, Scaling, take
+from vcal_dist.phases import Batch, Feed
+from vcal_dist.rows import keep_out
+
+TABLES = ("runs", "observations")
+Rows = Runs | Observations
+
+
+@dataclass
+class Resident:
+    """All rows of this process, on its device; they are neighbours in the store."""
+
+    rows: Any  # Runs or Observations
+    first: int
+
+    def take(self, numbers: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> Any:
+        """Rows by their numbers in the store; a number of −1 only fills up."""
+        device = self.rows.weight.device
+        chosen = torch.from_numpy(numbers).to(device, non_blocking=True)
+        found = take(self.rows, (chosen - self.first).clamp_min_(0))
+        if weight[-1] != 0:  # padding comes last
+            return found
+        padding = torch.from_numpy(weight).to(device, torch.float64, non_blocking=True)
+        return found._replace(weight=found.weight * padding, row=chosen)
+
+
+class Feeder:
+    """One process' batches of the legs of training."""
+
+    def __init__(
+        self,
+        store: Store,
+        scaling: Scaling,
+        held: dict[str, Tensor],
+        *,
+        seed: int,
+        device: torch.device,
+        memory: int,
+        resident: bool | str = "auto",
+        scheduler: str = "threads",
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.store, self.scaling, self.held = store, scaling, held
+        self.seed, self.device, self.memory, self.scheduler = seed, device, memory, scheduler
+        self.rank, self.world_size = rank, world_size
+        self.orders: dict[str, Any] = {}  # of the tables in the leg under way: a checkpoint keeps them
+        self._streams: dict[str, Stream] = {}
+        self._leg: tuple[int, Feed] | None = None
+        self._keep = {name: self._fits(name) if resident == "auto" else bool(resident) for name in TABLES}
+        self._resident: dict[str, Resident] = {}
+
+    def length(self, feed: Feed) -> int:
+        """Batches of a leg."""
+        if feed.batches is not None:
+            return feed.batches
+        return max(-(-getattr(self.store, name).rows // size) for name, size in self._sizes(feed).items())
+
+    def leg(self, feed: Feed, phase: int, start: int, orders: dict[str, Any] | None = None) -> Iterator[Batch]:
+        """The batches of a leg of a phase from number `start` on; `orders` are those of a checkpoint."""
+        if self._leg != (phase, feed):  # legs of one phase read alike: what was read for the first serves the others
+            self.close()
+            self._leg = (phase, feed)
+            for name, size in self._sizes(feed).items():
+                self._streams[name] = self._open(name, size, phase, feed.batches is not None, (orders or {}).get(name))
+            self.orders = {name: s.state_dict()[name] for name, s in self._streams.items()}
+        parts = {name: self._parts(name, self._streams[name], start) for name in self._streams}
+        for _ in range(start, self.length(feed)):
+            rows = {name: next(part) for name, part in parts.items()}
+            yield Batch(rows.get("runs"), rows.get("observations"))
+
+    def close(self) -> None:
+        """Stops reading ahead. Resident rows stay."""
+        for opened in self._streams.values():
+            opened.close()
+        self._streams, self._leg = {}, None
+
+    def _sizes(self, feed: Feed) -> dict[str, int]:
+        return {name: size for name, size in zip(TABLES, (feed.runs, feed.observations), strict=True) if size}
+
+    def _open(self, name: str, size: int, phase: int, shuffle: bool, order: dict[str, Any] | None) -> Stream:
+        options: dict[str, Any] = {
+            name: size,
+            "seed": self.seed * 1009 + phase,
+            "shuffle": shuffle,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "memory": self.memory,
+            "scheduler": self.scheduler,
+            "state": None if order is None else {"epoch": 0, "step": 0, name: order},
+        }
+        if self._keep[name] and name not in self._resident:
+            self._resident[name] = self._load(name)
+        return stream(self.store, values=name not in self._resident, **options)
+
+    def _parts(self, name: str, opened: Stream, start: int) -> Iterator[Any]:
+        """Endless batches of one table from number `start` on."""
+        epoch, step = divmod(start, opened.steps)
+        state = opened.state_dict() | {"epoch": epoch, "step": step}
+        if (opened.epoch, opened.step) != (epoch, step):
+            opened.load_state_dict(state)
+        while True:
+            for batch in opened:
+                yield self._rows(name, getattr(batch, name))
+
+    def _rows(self, name: str, part: Any) -> Rows:
+        if name in self._resident:
+            found: Rows = self._resident[name].take(part.row, part.weight)
+            return found
+        arrays = [None if array is None else torch.from_numpy(array) for array in part]
+        scaled = self.scaling.runs(*arrays) if name == "runs" else self.scaling.observations(*arrays)  # type: ignore[arg-type]
+        found = keep_out(scaled, self.held[name])  # type: ignore[type-var]
+        return found
+
+    def _load(self, name: str) -> Resident:
+        """Reads and scales all rows of this process, once."""
+        table = getattr(self.store, name)
+        size = min(table.rows, 65_536)
+        parts = []
+        with stream(
+            self.store,
+            **{name: size},
+            shuffle=False,
+            epochs=1,
+            rank=self.rank,
+            world_size=self.world_size,
+            memory=self.memory,
+            scheduler=self.scheduler,
+        ) as opened:
+            for batch in opened:
+                parts.append(self._rows(name, getattr(batch, name)))
+        joined: Any = type(parts[0])(*(None if c[0] is None else torch.cat(c) for c in zip(*parts, strict=True)))
+        del parts
+        order = joined.row.argsort(stable=True)  # batches deal the shards out in turn; padding (−1) comes first
+        padding = min(int((joined.row < 0).sum()), len(order) - 1)  # a process without rows keeps one of weight zero
+        rows = take(joined, order[padding:])
+        return Resident(
+            type(rows)(*(None if part is None else part.to(self.device) for part in rows)), int(rows.row[0])
+        )
+
+    def _fits(self, name: str) -> bool:
+        """Whether the rows of this process may stay: in half of the budget, or of a GPU's free memory."""
+        table = getattr(self.store, name)
+        width = sum(len(names) for names in table.columns.values())
+        need = (
+            24 * (width + 2) * table.rows / self.world_size
+        )  # float64 for most, and a copy while they are put in order
+        free = self.memory
+        if self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):
+                free = min(int(torch.cuda.mem_get_info(self.device)[0]), 8 * self.memory)
+        return need <= free / 2

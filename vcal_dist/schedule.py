@@ -1,0 +1,379 @@
+"""The order of the phases, and the one counter of training: which phase, which leg of it, which batch of the leg.
+
+    collapsed, fullrank   emulator · compression (settling) · screening · theta · closing of theta · joint ·
+                          candidates · closing · refinement
+    meanfield             the paper's four stages
+
+Whoever drives it (`vcal_dist.fitting` over arrays in memory, `vcal_dist.module` under Lightning) gives batches of
+`schedule.phase.feed` to `step`, and calls `turn` at the end of every leg, until `phase` is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcal_dist.batches import Observations, take
+from vcal_dist.collective import rank, same_everywhere, world_size
+from vcal_dist.fullrank import Frame, FullRank
+from vcal_dist.initialise import screen_theta
+from vcal_dist.mixture import Mixture, adapt
+from vcal_dist.objective import CollapsedTheta
+from vcal_dist.passes import Closing, close, closing, collapsed_log_density, is_exact, pin, settling
+from vcal_dist.phases import BLOCK, NO_VOTE, Batch, Climbing, Compress, Descent, Instant, Outcome, Phase, blocks
+from vcal_dist.stages import (
+    Stage,
+    choose,
+    collapsed_emulator,
+    collapsed_theta,
+    freed,
+    is_collapsible,
+    joint_stage,
+    meanfield_stage,
+    natural_emulator,
+    natural_theta,
+)
+from vcal_dist.weights import MeanField, Weights
+from vcal_dist.work import Found, Work
+
+ROWS_OF_CANDIDATES = 4096
+ROWS_OF_REFINEMENT = 2_000_000  # over all points where the exact posterior is evaluated
+SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
+Build = Callable[[Work], Phase]
+
+
+class Schedule:
+    """The phases in their order, and where training is."""
+
+    def __init__(self, work: Work, builds: list[Build] | None = None) -> None:
+        self.work = work
+        self.builds = phases_of(work) if builds is None else builds
+        self.number = -1  # of the phase
+        self.leg = self.batch = 0  # of the phase, and of the leg
+        self.steps = 0  # batches taken in all
+        self.phase: Phase | None = None
+
+    def start(self) -> None:
+        """Goes to the first phase that takes rows."""
+        self._next()
+
+    def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
+        """Takes the next batch of the leg."""
+        assert self.phase is not None
+        outcome = self.phase.step(batch, votes)
+        self.batch += 1
+        self.steps += 1
+        return outcome
+
+    def turn(self) -> None:
+        """Ends a leg, and the phase with it if that is done."""
+        assert self.phase is not None
+        self.leg, self.batch = self.leg + 1, 0
+        if self.phase.turn():
+            self._next()
+
+    def _next(self) -> None:
+        """The next phase that takes rows; what needs none is done on the way."""
+        while True:
+            self._agree()
+            self.number += 1
+            self.leg = self.batch = 0
+            self.phase = self.builds[self.number](self.work) if self.number < len(self.builds) else None
+            if self.phase is None or (self.phase.feed is not None and self.phase.feed.batches != 0):
+                return
+            self.phase.turn()
+
+    def _agree(self) -> None:
+        """Every process goes on from what the first one has: machines may round differently what all compute alike."""
+        if world_size() > 1:
+            found = self.work.found.state()
+            same_everywhere(list(_leaves([dict(self.work.model.state_dict()), found])))
+            self.work.found = Found.from_state(found)
+
+    def state(self) -> dict[str, Any]:
+        """All that training needs to go on with the next batch, on any number of processes; every one must ask."""
+        return {
+            "number": self.number,
+            "leg": self.leg,
+            "batch": self.batch,
+            "steps": self.steps,
+            "model": dict(self.work.model.state_dict()),
+            "found": self.work.found.state(),
+            "phase": None if self.phase is None else self.phase.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state."""
+        self.work.model.load_state_dict(state["model"])
+        self.work.found = Found.from_state(state["found"])
+        self.number, self.leg, self.batch, self.steps = (state[key] for key in ("number", "leg", "batch", "steps"))
+        self.phase = None
+        if self.number < len(self.builds):
+            self.phase = self.builds[self.number](self.work)
+            self.phase.load(state["phase"])
+
+
+def phases_of(work: Work) -> list[Build]:
+    """The phases of a calibration."""
+    settings = work.settings
+    if settings.weights == "meanfield":
+        return [_start_meanfield, *(partial(_meanfield, number) for number in range(4)), _end_meanfield]
+    found: list[Build] = [_emulator, _compression, _screening, _theta]
+    if is_collapsible(work.model, settings)[1]:
+        found.append(_closing_of_theta)
+    if choose(work.model, work.totals, settings, "joint", runs=False, observations=True).steps:
+        found += [_joint, _compression] if settings.free_emulator else [_joint]
+    return [*found, _candidates, _closing, _refinement]
+
+
+# --- the phases of `collapsed` and `fullrank` -------------------------------------------------------------------------
+
+
+def _emulator(work: Work) -> Phase:
+    """η's hyperparameters and features."""
+    if is_collapsible(work.model, work.settings)[0]:
+        return Descent(collapsed_emulator(work.model, work.totals, work.settings, work.seed))
+    q = FullRank(0, work.model.outputs, work.model.eta.width, device=work.device)
+
+    def finish(_: Stage) -> None:
+        work.found.frame = Frame(q.raw_mean, q.raw_root)
+
+    return Descent(natural_emulator(work.model, q, work.totals, work.settings, work.seed), finish)
+
+
+def _compression(work: Work) -> Phase:
+    """What all runs say of η's weights, exactly or, where it is not closed form, by settling from a first guess."""
+    if is_collapsible(work.model, work.settings)[0]:
+        return Compress(work)
+    q = FullRank(0, work.model.outputs, work.model.eta.width, device=work.device)
+    start = work.found.frame
+    if start is not None:
+        identity = torch.eye(q.width, dtype=start.root.dtype, device=start.root.device).expand_as(start.root)
+        inverse = torch.linalg.solve_triangular(start.root, identity, upper=True)
+        q.move(q.theta_mean, start.mean, q.precision._replace(weights=inverse.mT @ inverse))
+
+    def finish() -> None:
+        work.found.frame = Frame(q.raw_mean, q.raw_root)
+
+    return Climbing("settling", work, [settling(work.model, q)], finish)
+
+
+def _screening(work: Work) -> Phase:
+    """Starts for θ̃."""
+
+    def do() -> None:
+        settings = work.settings
+        assert work.found.frame is not None
+        assert work.observations is not None
+        work.found.starts = screen_theta(
+            work.model,
+            work.found.frame,
+            work.observations,
+            starts=settings.starts,
+            points=settings.screening,
+            seed=work.seed,
+        )
+
+    return Instant("screening", do)
+
+
+def _theta(work: Work) -> Phase:
+    """θ̃ and the discrepancy."""
+    found, model = work.found, work.model
+    assert found.frame is not None
+    assert found.starts is not None
+    if is_collapsible(model, work.settings)[1]:
+        point = CollapsedTheta(model, found.frame, found.starts[0])
+
+        def finish(_: Stage) -> None:
+            assert found.starts is not None
+            found.starts = torch.cat([point.theta.detach()[None], found.starts[1:]])
+
+        return Descent(collapsed_theta(model, point, work.totals, work.settings, work.seed), finish)
+    q = started(work, found.starts[0])
+    return Descent(natural_theta(model, q, work.totals, work.settings, work.seed), partial(_keep, work))
+
+
+def _keep(work: Work, stage: Stage) -> None:
+    """q of a stage as the one to go on with."""
+    assert isinstance(stage.learned, FullRank)
+    work.found.q = stage.learned
+    work.found.counts["damped"] += stage.counts["damped"]
+
+
+def _closing_of_theta(work: Work) -> Phase:
+    """A joint Gaussian at the point that was found, to begin the joint stage with."""
+    found = work.found
+    assert found.starts is not None
+    q = started(work, found.starts[0])
+
+    def finish() -> None:
+        found.q = q
+
+    return Climbing("closing of theta", work, [closing(work.model, q, key=(work.seed, 5))], finish)
+
+
+def _joint(work: Work) -> Phase:
+    """Mini-batch SVI."""
+    q = work.found.q
+    assert isinstance(q, FullRank)
+    if work.settings.free_emulator:
+        q = freed(q)
+    return Descent(joint_stage(work.model, q, work.totals, work.settings, work.seed), partial(_keep, work))
+
+
+def _candidates(work: Work) -> Phase:
+    """The starts that lead to modes of their own, told from a part of the observations where these are many."""
+
+    def do() -> None:
+        found = work.found
+        assert found.starts is not None
+        assert isinstance(found.q, FullRank)
+        found.starts = torch.cat([found.q.theta_mean[None], found.starts[1:]])
+        if work.totals.observations <= ROWS_OF_CANDIDATES:
+            return
+        assert work.observations is not None
+        every = -(-len(work.observations.x) // ROWS_OF_CANDIDATES)
+        rows = share(take(work.observations, slice(None, None, every)))
+        survivors = []
+        for start in found.starts:
+            q = started(work, start)
+            survivors.append((q, close(work.model, q, lambda: blocks(rows), key=(work.seed, 5))))
+        found.starts = torch.stack([q.theta_mean for q in distinct(survivors)[0]])
+
+    return Instant("candidates", do)
+
+
+def _closing(work: Work) -> Phase:
+    """The closing passes from every start, together; the modes that remain are the posterior."""
+    found = work.found
+    assert found.starts is not None
+    starts = [started(work, start) for start in found.starts]
+    climbs = [closing(work.model, q, key=(work.seed, 5)) for q in starts]
+
+    def finish() -> None:
+        ends = [(q, climb.ended) for q, climb in zip(starts, climbs, strict=True) if climb.ended is not None]
+        components, found.closings = distinct(ends)
+        found.components = list(components)
+        found.counts["damped"] += sum(closing.damped for closing in found.closings)
+        evidences = torch.tensor([closing.log_evidence for closing in found.closings], dtype=torch.float64)
+        found.log_weights = torch.log_softmax(evidences, 0).to(work.device)
+
+    return Climbing("closing", work, climbs, finish)
+
+
+def _refinement(work: Work) -> Phase:
+    """q(θ̃) as a mixture that follows the exact posterior of θ̃, all weights integrated out.
+
+    A joint Gaussian has weights that are linear in θ̃ with one covariance everywhere; where θ̃ is uncertain and η
+    curved, that makes its θ̃ too narrow, and no Gaussian is skewed. Here w is Gaussian given θ̃, around each component.
+    """
+    found, model, settings = work.found, work.model, work.settings
+
+    def do() -> None:
+        evaluations = min(settings.evaluations, ROWS_OF_REFINEMENT // work.totals.observations)
+        few = evaluations < 32 * (model.prior.dim + 1)
+        if settings.weights != "collapsed" or not is_exact(model) or few or not work.complete:
+            return
+        assert work.observations is not None
+        assert found.frame is not None
+        assert found.log_weights is not None
+        frame, rows = found.frame, share(work.observations)
+        moments = [q.theta_moments() for q in found.components]
+        start = Mixture(
+            torch.stack([mean for mean, _ in moments]),
+            torch.stack([covariance for _, covariance in moments]),
+            found.log_weights,
+        )
+
+        def density(theta: Tensor) -> Tensor:
+            return collapsed_log_density(model, frame, lambda: blocks(rows, max(BLOCK // len(theta), 1)), theta)
+
+        found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
+        if found.adapted.effective < 4 * (model.prior.dim + 1):  # too few points carry it to say more
+            return
+        mixture = found.adapted.mixture
+        components: list[Weights] = []
+        for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
+            q = started(work, mean)
+            pin(model, q, lambda: blocks(rows), mean, covariance)
+            components.append(q)
+        found.components, found.log_weights = components, mixture.log_weights
+
+    return Instant("refinement", do)
+
+
+# --- the paper's own schedule -----------------------------------------------------------------------------------------
+
+
+def _start_meanfield(work: Work) -> Phase:
+    def do() -> None:
+        model = work.model
+        work.found.q = MeanField(model.prior.dim, model.outputs, model.width, dtype=model.dtype).to(work.device)
+
+    return Instant("start", do)
+
+
+def _meanfield(number: int, work: Work) -> Phase:
+    assert isinstance(work.found.q, MeanField)
+    return Descent(meanfield_stage(number, work.model, work.found.q, work.totals, work.settings, work.seed))
+
+
+def _end_meanfield(work: Work) -> Phase:
+    def do() -> None:
+        assert work.found.q is not None
+        work.found.components = [work.found.q]
+        work.found.log_weights = torch.zeros(1, dtype=torch.float64, device=work.device)
+
+    return Instant("end", do)
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+def started(work: Work, theta: Tensor) -> FullRank:
+    """q with what the runs say of η's weights as its prior, and θ̃ close to a start."""
+    model, frame = work.model, work.found.frame
+    assert frame is not None
+    wide = frame.widen(model.width - model.eta.width)
+    q = FullRank(model.prior.dim, model.outputs, model.width, frame=wide, absorbed=True)
+    precision = q.precision._replace(theta=100.0 * q.precision.theta)  # narrow: the mode at this start, no other
+    q.move(theta.double().clone(), q.mean, precision)
+    return q
+
+
+def distinct(found: list[tuple[FullRank, Closing]]) -> tuple[list[FullRank], list[Closing]]:
+    """The modes, best first: of closings that met, the one with the higher evidence; those too light to matter go."""
+    kept: list[tuple[FullRank, Closing]] = []
+    for q, ended in sorted(found, key=lambda pair: -pair[1].log_evidence):
+        light = kept and ended.log_evidence < kept[0][1].log_evidence - 10
+        if light or any(_distance(q, other) < SAME_MODE for other, _ in kept):
+            continue
+        kept.append((q, ended))
+    return [q for q, _ in kept], [ended for _, ended in kept]
+
+
+def _distance(q: FullRank, other: FullRank) -> float:
+    difference = q.theta_mean - other.theta_mean
+    covariance = q.theta_moments()[1] + other.theta_moments()[1]
+    return float((difference @ torch.linalg.solve(covariance / 2, difference)).sqrt())
+
+
+def share(rows: Observations) -> Observations:
+    """This process' part of rows that every process holds: sums over the processes then count each once."""
+    return take(rows, slice(rank(), None, world_size()))
+
+
+def _leaves(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _leaves(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _leaves(value)

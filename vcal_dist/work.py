@@ -1,0 +1,130 @@
+"""One calibration under way: the model, the settings, rows at hand, and what the phases have found so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcal_dist.batches import Observations, Runs
+from vcal_dist.calibration import CalibrationModel
+from vcal_dist.families import from_state, to_state
+from vcal_dist.fullrank import Frame
+from vcal_dist.mixture import Adapted, Mixture
+from vcal_dist.passes import Closing
+from vcal_dist.plan import FitSettings, Totals
+from vcal_dist.theta import ThetaPosterior
+from vcal_dist.weights import Weights
+
+
+@dataclass
+class Found:
+    """What is known so far; the phases fill it in order."""
+
+    frame: Frame | None = None  # what all runs say of η's weights
+    log_evidence_runs: float | None = None
+    starts: Tensor | None = None  # (C, d2) θ̃ to begin from, the best first
+    q: Weights | None = None  # while there is one
+    components: list[Weights] = field(default_factory=list)  # the result, with
+    log_weights: Tensor | None = None  # (C,)
+    closings: list[Closing] = field(default_factory=list)
+    adapted: Adapted | None = None
+    counts: dict[str, int] = field(default_factory=lambda: {"damped": 0})
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+        return {
+            "frame": self.frame,
+            "log_evidence_runs": self.log_evidence_runs,
+            "starts": self.starts,
+            "q": None if self.q is None else to_state(self.q),
+            "components": [to_state(q) for q in self.components],
+            "log_weights": self.log_weights,
+            "closings": self.closings,
+            "adapted": self.adapted,
+            "counts": self.counts,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Found:
+        """What `state` said; tuples may have become lists on the way."""
+        frame, adapted = state["frame"], state["adapted"]
+        if adapted is not None:
+            adapted = Adapted(Mixture(*adapted[0]), *adapted[1:])
+        return cls(
+            frame=None if frame is None else Frame(*frame),
+            log_evidence_runs=state["log_evidence_runs"],
+            starts=state["starts"],
+            q=None if state["q"] is None else from_state(state["q"]),
+            components=[from_state(q) for q in state["components"]],
+            log_weights=state["log_weights"],
+            closings=[Closing(*closing) for closing in state["closings"]],
+            adapted=adapted,
+            counts=dict(state["counts"]),
+        )
+
+
+@dataclass
+class Work:
+    """What the phases work on.
+
+    `runs` and `observations` are rows that every process holds, the same ones: all of a table that is small, an even
+    sample of one that is not.
+    """
+
+    model: CalibrationModel
+    settings: FitSettings
+    totals: Totals
+    seed: int
+    runs: Runs
+    observations: Observations | None
+    complete: bool = True  # whether the observations at hand are all there are
+    found: Found = field(default_factory=Found)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.kappa.device
+
+
+@dataclass
+class Fitted:
+    """A calibrated model: q(θ̃, w), or several with weights where the posterior has several modes."""
+
+    model: CalibrationModel
+    components: list[Weights]
+    log_weights: Tensor  # (C,) normalised
+    closings: list[Closing] = field(default_factory=list)  # of Gauss–Newton, before a mixture took its place
+    log_evidence_runs: float | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    adapted: Adapted | None = None  # the importance sample behind a mixture
+
+    @classmethod
+    def from_work(cls, work: Work) -> Fitted:
+        """What was found, once all phases are done."""
+        found = work.found
+        assert found.log_weights is not None
+        return cls(
+            work.model,
+            found.components,
+            found.log_weights,
+            found.closings,
+            found.log_evidence_runs,
+            found.counts,
+            found.adapted,
+        )
+
+    @property
+    def q(self) -> Weights:
+        """The component of most weight."""
+        return self.components[int(self.log_weights.argmax())]
+
+    @property
+    def theta(self) -> ThetaPosterior:
+        """The posterior of θ in the user's units."""
+        moments = [q.theta_moments() for q in self.components]
+        means = torch.stack([mean.detach().double() for mean, _ in moments])
+        covariances = torch.stack([covariance.detach().double() for _, covariance in moments])
+        return ThetaPosterior(self.model.prior, means, covariances, self.log_weights)
