@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands import bench, demo, doctor, ingest, inspect
+from jobs.commands import bench, demo, doctor, ingest, inspect, train
 from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import stderr, stdout
 from storage.errors import VcalError
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("ingest", cls=ManyValuesCommand)(ingest.ingest)
 app.command("inspect")(inspect.inspect)
+app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 
@@ -47,7 +48,7 @@ def _options(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run `vcal` and exit: 0 after success, 1 after an error, 2 after wrong usage, 130 after Ctrl-C.
+    """Run `vcal` and exit: 0 after success, 1 after an error, 2 after wrong usage, 75 preempted, 130 after Ctrl-C.
 
     An error that the user can mend is one message without a traceback; VCAL_DEBUG=1 shows the traceback.
     """

@@ -77,6 +77,12 @@ class Store:
         self._show(_read_document(self.place)[0])
         return self
 
+    def first(self, runs: int, observations: int) -> Store:
+        """The store as it was when it had so many rows, to go on with work that began then; it only reads."""
+        found = copy.copy(self)
+        found.runs, found.observations = self.runs.first(runs), self.observations.first(observations)
+        return found
+
     def append_runs(self, x: ArrayLike, t: ArrayLike, z: ArrayLike) -> None:
         """Adds simulator runs: control inputs, calibration inputs and outputs, one row each."""
         self._append("runs", {"x": x, "t": t, "z": z})

@@ -80,6 +80,12 @@ class Table:
         rows = len(self.block_range(index))
         return {array: reader.read(index, rows).copy() for array, reader in self.readers.items()}
 
+    def first(self, rows: int) -> Table:
+        """The table as it was when it had so many rows."""
+        found = copy.copy(self)
+        found.rows = min(rows, self.rows)
+        return found
+
     def numbers(self) -> Table:
         """The same rows without their values: what is left are their numbers."""
         found = copy.copy(self)

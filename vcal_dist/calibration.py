@@ -12,7 +12,7 @@ the noise of y (to first order for g). σ_y is what remains.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ def _delta() -> GPSettings:
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """What the model is made of. Amplitudes and noises are in standard deviations of the runs' outputs."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     eta: GPSettings = field(default_factory=lambda: GPSettings(features=FeatureSettings(frequencies="learned")))
     discrepancy: Discrepancy = "additive"

@@ -13,3 +13,7 @@ class ConfigError(VcalError, ValueError):
 
 class Diverged(ModelError):  # noqa: N818 - a state, as in DamagedChunk
     """Training that leads nowhere: a loss that is not finite, or that rises without end."""
+
+
+class Preempted(VcalError):  # noqa: N818
+    """Training that was told to stop and has written where it is; the same command goes on."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class FeatureSettings:
     and `linear` are the prior standard deviations of an intercept (one more column) and of slopes around the cube's
     centre (d more columns).
     """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     kernel: Kernel = "gaussian"
     features: int = 100

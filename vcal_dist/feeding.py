@@ -128,14 +128,12 @@ class Feeder:
             return found
         arrays = [None if array is None else torch.from_numpy(array) for array in part]
         scaled = self.scaling.runs(*arrays) if name == "runs" else self.scaling.observations(*arrays)  # type: ignore[arg-type]
-        found = keep_out(scaled, self.held[name])  # type: ignore[type-var]
-        return found
+        return keep_out(scaled, self.held[name])  # type: ignore[type-var]
 
     def _load(self, name: str) -> Resident:
         """Reads and scales all rows of this process, once."""
         table = getattr(self.store, name)
         size = min(table.rows, 65_536)
-        parts = []
         with stream(
             self.store,
             **{name: size},
@@ -146,9 +144,9 @@ class Feeder:
             memory=self.memory,
             scheduler=self.scheduler,
         ) as opened:
-            for batch in opened:
-                parts.append(self._rows(name, getattr(batch, name)))
-        joined: Any = type(parts[0])(*(None if c[0] is None else torch.cat(c) for c in zip(*parts, strict=True)))
+            parts = [self._rows(name, getattr(batch, name)) for batch in opened]
+        columns: list[Any] = [None if c[0] is None else torch.cat(c) for c in zip(*parts, strict=True)]
+        joined: Any = type(parts[0])(*columns)
         del parts
         order = joined.row.argsort(stable=True)  # batches deal the shards out in turn; padding (−1) comes first
         padding = min(int((joined.row < 0).sum()), len(order) - 1)  # a process without rows keeps one of weight zero

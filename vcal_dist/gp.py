@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ FREQUENCY_NOISE, WEIGHT_NOISE = 0, 1  # the last number of a key
 @dataclass(frozen=True, kw_only=True)
 class GPSettings:
     """A shallow or deep GP. Inputs lie in the unit cube, outputs have a standard deviation of one."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     features: FeatureSettings = field(default_factory=FeatureSettings)  # of the last layer
     lengthscale: float | None = None  # of the last layer; None: from the inputs' spread and their number

@@ -35,6 +35,8 @@ class LikelihoodSettings:
     0.1
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
     kind: LikelihoodKind = "gaussian"
     noise: float = 0.1  # starting value of the standard deviation (Student-t: scale), in units of the scaled outputs
     floor: float = 1e-4  # the standard deviation never falls below it

@@ -56,6 +56,7 @@ class Schedule:
         self.leg = self.batch = 0  # of the phase, and of the leg
         self.steps = 0  # batches taken in all
         self.phase: Phase | None = None
+        self.announce: Callable[[str], None] = lambda _: None  # hears of phases that take no rows
 
     def start(self) -> None:
         """Goes to the first phase that takes rows."""
@@ -85,6 +86,7 @@ class Schedule:
             self.phase = self.builds[self.number](self.work) if self.number < len(self.builds) else None
             if self.phase is None or (self.phase.feed is not None and self.phase.feed.batches != 0):
                 return
+            self.announce(self.phase.name)
             self.phase.turn()
 
     def _agree(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ Kind = Literal["none", "sqrt", "log", "boxcox"]
 @dataclass(frozen=True, kw_only=True)
 class TransformSettings:
     """One output's T(z): z, √z, log z, or Box–Cox (z^power − 1)/power, which is log z at power 0."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     kind: Kind = "none"
     power: float | None = None

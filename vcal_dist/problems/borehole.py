@@ -14,6 +14,7 @@ interval, as in the paper's appendix on the borehole functions; `RANGES` gives t
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from storage.priors import Uniform
 from storage.problem import CalibrationInput, ControlInput, Output, Problem
+from storage.store import Store, create
 
 Array = NDArray[np.float64]
 
@@ -108,6 +110,17 @@ def generate(runs: int, observations: int, seed: int, theta: ArrayLike = THETA) 
     x_runs, t = u[:, : len(CONTROLS)], u[:, len(CONTROLS) :]
     x = _latin_hypercube(observations, len(CONTROLS), rng)
     return Data(x_runs=x_runs, t=t, z=simulate(x_runs, t), x=x, y=observe(x, rng, theta))
+
+
+def make_store(url: str | Path, runs: int, observations: int, seed: int) -> Store:
+    """A store with such a data set; while it is written it holds no rows that anybody sees."""
+    data = generate(runs, observations, seed)
+    store = create(url, problem(), expected_rows={"runs": runs, "observations": observations})
+    with store.writer({"runs": runs, "observations": observations}) as writers:
+        for table, arrays in (("runs", (data.x_runs, data.t, data.z)), ("observations", (data.x, data.y))):
+            for array, rows in zip(writers[table].arrays.values(), arrays, strict=True):
+                array[:] = rows
+    return store
 
 
 def _describe(name: str) -> str:

@@ -1,0 +1,106 @@
+"""`vcal train`: from a configuration to a posterior."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.console import number, print_json, stderr, stdout, table
+
+if TYPE_CHECKING:
+    from vcal_dist.posterior import Posterior
+
+PREEMPTED = 75  # the exit status after SIGTERM: "try again" in sysexits.h
+
+
+def train(
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Keys to replace, e.g. fit.emulator.steps=500.", show_default=False
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of configurations, for editors, and exit.")
+    ] = False,
+) -> None:
+    """Train a calibration and write its posterior; the same command again goes on where it stopped.
+
+    Exit status 75 after SIGTERM: a checkpoint is written, and the same command goes on from it.
+    """
+    from jobs.config import load
+
+    if schema:
+        from vcal_dist.config import Config
+
+        print_json(Config.schema())
+        return
+    if config is None:
+        raise typer.BadParameter(
+            "a configuration file is needed; see jobs/configs/borehole.yaml for one", param_hint="CONFIG"
+        )
+    settings = load(config, overrides or [])
+    from vcal_dist.errors import Preempted
+    from vcal_dist.training import is_first
+    from vcal_dist.training import train as run
+
+    try:
+        posterior = run(settings, say=say)
+    except Preempted as stopped:
+        if is_first():
+            stderr().print(str(stopped), style="yellow")
+        raise typer.Exit(PREEMPTED) from None
+    if not is_first():
+        return
+    if json:
+        print_json(described(posterior, str(settings.output)))
+        return
+    show(posterior, str(settings.output))
+
+
+def say(line: str) -> None:
+    """A line about what goes on."""
+    from vcal_dist.training import is_first
+
+    if is_first():
+        stderr().print(line, style="dim")
+
+
+def described(posterior: Posterior, output: str) -> dict[str, object]:
+    """The result in plain values."""
+    return {
+        "output": output,
+        "parameters": [vars(row) for row in posterior.summary()],
+        "noise": posterior.noise,
+        "assessment": posterior.record.get("assessment"),
+        "seconds": posterior.record.get("seconds"),
+    }
+
+
+def show(posterior: Posterior, output: str, truth: dict[str, float] | None = None) -> None:
+    """Tables of θ and of how well rows are predicted that training did not see, and where the result lies."""
+    console = stdout()
+    headings = ["parameter", "unit", "prior", "mean ± sd", "90 % interval", *(["truth"] if truth else [])]
+    result = table("Posterior of θ", *headings)
+    for row in posterior.summary():
+        interval = f"{number(row.low, 4)} to {number(row.high, 4)}"
+        cells = [row.name, row.unit, row.prior, f"{number(row.mean, 4)} ± {number(row.sd, 2)}", interval]
+        result.add_row(*cells, *([number(truth[row.name], 4)] if truth else []))
+    console.print(result)
+    judged = posterior.record.get("assessment") or {}
+    if judged:
+        headings = ["rows", "RMSE", "log predictive density", "in the 90 % interval"]
+        result = table("\nRows that training did not see", "table", *headings, right=tuple(headings))
+        for name, found in judged.items():
+            one_by_one = ", left out one by one" if found["method"] == "leave one out" else ""
+            errors = ", ".join(number(value, 3) for value in found["rmse"])
+            density, inside = number(found["log_predictive_density"], 4), f"{100 * found['coverage']:.0f} %"
+            result.add_row(f"{name}{one_by_one}", number(found["rows"]), errors, density, inside)
+        console.print(result)
+    for name, sigma in posterior.noise.items():
+        console.print(f"\nNoise of {name}: {number(sigma, 4)}")
+    console.print(f"The result lies in {output}: posterior.nc for ArviZ, posterior.safetensors for `vcal predict`")

@@ -1,0 +1,107 @@
+"""Calibration from Python in two lines, from a store or from arrays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import yaml
+
+from storage.precision import choose
+from storage.problem import Problem, load_problem, parse_problem
+from storage.store import Store, create
+from vcal_dist.config import Config
+from vcal_dist.errors import ModelError
+from vcal_dist.posterior import Posterior
+from vcal_dist.training import Say, train
+
+ARRAYS = ("x_runs", "t", "z", "x", "y")
+
+
+@runtime_checkable
+class _Named(Protocol):
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+def calibrate(
+    data: str | Path | Store | Mapping[str, Any] | _Named,
+    problem: Problem | Mapping[str, Any] | str | Path | None = None,
+    *,
+    output: str | Path | None = None,
+    progress: bool = True,
+    say: Say = lambda _: None,
+    **settings: Any,
+) -> Posterior:
+    """The posterior of θ given simulator runs and field observations.
+
+    `data` is a store, or arrays by name: runs `x_runs` (N, d1), `t` (N, d2), `z` (N, outputs) and observations
+    `x` (n, d1), `y` (n, outputs) and optionally `noise`. Arrays need a `problem`, as an object or a file.
+    `settings` are the sections of a configuration: `model`, `fit`, `devices`, `seed` and so on, as objects or mappings.
+    With `output` the run stays there, and the same call goes on with it; otherwise only the posterior remains.
+
+    >>> posterior = calibrate("pendulum.zarr", fit={"weights": "fullrank"}, seed=1)  # doctest: +SKIP
+    """
+    with tempfile.TemporaryDirectory(prefix="vcal-") as temporary:
+        place = Path(output) if output is not None else Path(temporary) / "run"
+        url = data.url if isinstance(data, Store) else data
+        if not isinstance(url, str | Path):
+            url = _as_store(url, problem, Path(temporary) / "data.zarr").url
+        elif problem is not None:
+            raise ModelError("problem is given beside a store, which has its own; leave it out")
+        config = Config.parse(
+            {**{key: _plain(value) for key, value in settings.items()}, "store": str(url), "output": str(place)},
+            "calibrate(...)",
+        )
+        if config.devices.devices not in ("auto", 1) or config.devices.num_nodes > 1:
+            return _in_other_processes(config, Path(temporary))
+        return train(config, progress=progress, say=say)
+
+
+def _as_store(
+    data: Mapping[str, Any] | _Named, problem: Problem | Mapping[str, Any] | str | Path | None, url: Path
+) -> Store:
+    arrays = dict(data if isinstance(data, Mapping) else data._asdict())
+    noise = arrays.pop("noise", None)
+    if set(arrays) != set(ARRAYS):
+        raise ModelError(
+            f"the arrays are {', '.join(sorted(arrays)) or 'none'}; accepted: {', '.join(ARRAYS)} and optionally noise"
+        )
+    if problem is None:
+        raise ModelError("arrays need a problem, which names their columns, bounds and priors; give problem=…")
+    if isinstance(problem, str | Path):
+        problem = load_problem(problem)
+    elif not isinstance(problem, Problem):
+        problem = parse_problem(dict(problem))
+    matrices = {name: np.asarray(values, np.float64) for name, values in arrays.items()}
+    ranges = [(name, float(np.nanmin(m)), float(np.nanmax(m))) for name, m in matrices.items() if m.size]
+    rows = {"runs": len(matrices["z"]), "observations": len(matrices["y"])}
+    store = create(url, problem, dtype=choose("auto", ranges)[0], expected_rows=rows)
+    store.append_runs(matrices["x_runs"], matrices["t"], matrices["z"])
+    store.append_observations(matrices["x"], matrices["y"], noise)
+    return store
+
+
+def _plain(value: Any) -> Any:
+    """Settings as a mapping."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _in_other_processes(config: Config, temporary: Path) -> Posterior:
+    """Several processes begin with a program of their own: a notebook cannot be started twice."""
+    path = temporary / "config.yaml"
+    path.write_text(yaml.safe_dump(config.plain(), sort_keys=False), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "vcal_dist", str(path)], check=False)  # noqa: S603 - no shell
+    if done.returncode:
+        raise ModelError(
+            f"training in {config.devices.devices} processes ended with status {done.returncode}; see above"
+        )
+    assert config.output is not None
+    return Posterior.load(config.output)

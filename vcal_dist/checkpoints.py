@@ -1,0 +1,106 @@
+"""Checkpoints by steps and by seconds, and the orderly end after SIGTERM.
+
+Every process votes in every step: to stop (it was signalled), to write (it is due; the first process' clock decides).
+The votes travel with the gradients, so that all processes stop and write at the same batch. A checkpoint is written by
+the first process alone, in one atomic replacement: a crash at any moment leaves the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vcal_dist import tensorfile
+from vcal_dist.config import CheckpointSettings
+from vcal_dist.datamodule import StoreData
+from vcal_dist.module import CalibrationModule
+from vcal_dist.phases import Descent
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+SCHEMA = 1
+
+
+class Checkpoints(Callback):
+    """Writes `last` and, for the stage under way, `best` (lowest smoothed loss) into a directory."""
+
+    def __init__(self, directory: Path, settings: CheckpointSettings, base: dict[str, Any]) -> None:
+        self.directory, self.settings = directory, settings
+        self.base = base  # what every checkpoint says of the run: counts of rows, configuration
+        self.stopping = False  # this process was told to
+        self.stopped = False  # all of them have
+        self.lowest: tuple[int, float] = (-1, math.inf)  # number of the stage, its lowest loss so far
+        self._written = time.monotonic()
+        self._before: Any = None
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Takes SIGTERM over. (Lightning's own handler sends a collective message from inside the handler.)"""
+        self._written = time.monotonic()
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        assert isinstance(module, CalibrationModule)
+        module.votes = (float(self.stopping), float(trainer.is_global_zero and self._due(module.schedule.steps + 1)))
+
+    def _due(self, step: int) -> bool:
+        steps, seconds = self.settings.every_steps, self.settings.every_seconds
+        by_steps = steps is not None and step % steps == 0
+        return by_steps or (seconds is not None and time.monotonic() - self._written >= seconds)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Writes, unless the leg is complete: then it is turned first."""
+        assert isinstance(module, CalibrationModule)
+        if any(module.outcome.votes) and module.schedule.batch < module.leg_batches:
+            self._obey(trainer, module)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """What was voted for in the last batch of a leg is done now that it is turned."""
+        assert isinstance(module, CalibrationModule)
+        if any(module.outcome.votes):
+            self._obey(trainer, module)
+
+    def _obey(self, trainer: Trainer, module: CalibrationModule) -> None:
+        stop = module.outcome.votes[0] > 0
+        module.outcome = module.outcome._replace(votes=(0.0, 0.0))
+        self.save(trainer, module)
+        if stop:
+            self.stopped = True
+            trainer.should_stop = True
+
+    def save(self, trainer: Trainer, module: CalibrationModule) -> None:
+        """Writes where training is; all processes must call it."""
+        schedule = module.schedule
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(data, StoreData)
+        orders = {} if data.feeder is None else data.feeder.orders
+        state = {**self.base, "schema": SCHEMA, "orders": orders, "schedule": schedule.state()}
+        if trainer.is_global_zero:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            phase = schedule.phase
+            if self.settings.keep_best and isinstance(phase, Descent) and math.isfinite(phase.smooth):
+                number, lowest = self.lowest
+                if schedule.number != number or phase.smooth < lowest:
+                    self.lowest = (schedule.number, phase.smooth)
+                    tensorfile.write(self.directory / BEST, state)
+            tensorfile.write(self.directory / LAST, state)
+        self._written = time.monotonic()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Gives SIGTERM back."""
+        if self._before is not None:
+            with contextlib.suppress(ValueError, TypeError):  # not in the main thread any more
+                signal.signal(signal.SIGTERM, self._before)
+            self._before = None

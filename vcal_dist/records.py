@@ -1,0 +1,116 @@
+"""What training was like, as it goes: rows of `metrics.csv`, and the same for TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vcal_dist.datamodule import StoreData
+from vcal_dist.fullrank import Frame
+from vcal_dist.module import CalibrationModule
+from vcal_dist.phases import learned_theta
+
+METRICS = "metrics.csv"
+COLUMNS = ["step", "phase", "leg", "batch", "seconds", "rows_per_second", "wait_fraction", "loss", "emulator_error"]
+
+
+class Records(Callback):
+    """A record every so many steps of a stage, and at the end of every leg. Only the first process writes.
+
+    `latest` is the last record, for whoever shows progress.
+    """
+
+    def __init__(self, directory: Path | None, every: int, parameters: list[str]) -> None:
+        self.directory, self.every, self.parameters = directory, every, parameters
+        self.latest: dict[str, Any] = {}
+        self.rows = 0.0  # taken by this process since the last record
+        self._frame: Frame | None = None  # what the runs said when the emulator's error was found
+        self._error: float | None = None
+        self._file: Any = None
+        self._board: Any = None
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Opens the files; of an earlier attempt stays what came before the checkpoint."""
+        assert isinstance(module, CalibrationModule)
+        self._begun = self._mark = time.perf_counter()
+        self._waited = 0.0
+        if self.directory is None or not trainer.is_global_zero:
+            return
+        from tensorboardX import SummaryWriter
+
+        step, path = module.schedule.steps, self.directory / METRICS
+        kept: list[dict[str, str]] = []
+        if path.exists():
+            with path.open(encoding="utf-8", newline="") as file:
+                kept = [
+                    row
+                    for row in csv.DictReader(file)
+                    if (row.get("step") or "").isdigit() and int(row["step"]) <= step
+                ]
+        self._offset = float(kept[-1]["seconds"]) if kept else 0.0
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._writer = csv.DictWriter(self._file, [*COLUMNS, *(f"theta.{name}" for name in self.parameters)])
+        self._writer.writeheader()
+        self._writer.writerows(kept)
+        self._file.flush()
+        self._board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=step + 1)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(module, CalibrationModule)
+        self.rows += sum(len(part.weight) for part in batch if part is not None)
+        last = module.schedule.batch == module.leg_batches
+        if last or (module.outcome.loss is not None and module.schedule.batch % self.every == 0):
+            self._record(trainer, module)
+
+    def _record(self, trainer: Trainer, module: CalibrationModule) -> None:
+        data, schedule = trainer.datamodule, module.schedule  # type: ignore[attr-defined]
+        assert isinstance(data, StoreData)
+        phase = schedule.phase
+        assert phase is not None
+        now = time.perf_counter()
+        passed = max(now - self._mark, 1e-9)
+        waited, self._waited = data.waiting.seconds - self._waited, data.waiting.seconds
+        self.latest = {
+            "step": schedule.steps,
+            "phase": phase.name,
+            "leg": schedule.leg,
+            "batch": schedule.batch,
+            "seconds": now - self._begun,
+            "rows_per_second": self.rows * trainer.world_size / passed,
+            "wait_fraction": waited / passed,
+            "loss": module.outcome.loss,
+            "emulator_error": self._emulator_error(module),
+        }
+        theta = learned_theta(phase)
+        if theta is not None:
+            values = module.model.prior.theta(theta.double()).tolist()
+            self.latest |= {f"theta.{name}": value for name, value in zip(self.parameters, values, strict=True)}
+        self._mark, self.rows = now, 0.0
+        if self._file is not None:
+            row = {k: v if isinstance(v, str | int) else f"{v:.6g}" for k, v in self.latest.items() if v is not None}
+            row["seconds"] = f"{self._offset + self.latest['seconds']:.3f}"
+            self._writer.writerow(row)
+            self._file.flush()
+            for name, value in self.latest.items():
+                if isinstance(value, float):
+                    self._board.add_scalar(f"{phase.name}/{name}", value, schedule.steps)
+
+    def _emulator_error(self, module: CalibrationModule) -> float | None:
+        """Found anew while the emulator trains; afterwards it stays as it is."""
+        frame = module.schedule.work.found.frame
+        if frame is None or frame is not self._frame:
+            self._frame, self._error = frame, module.emulator_error()
+        return self._error
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Closes the files."""
+        if self._file is not None:
+            self._file.close()
+            self._board.close()
+            self._file = None

@@ -1,0 +1,296 @@
+"""Training from a store to a posterior: what a configuration asks for, under Lightning, in a run directory.
+
+The same call again goes on from the last checkpoint, on any number of processes; a run that is done is only loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from storage.store import Store, exists, open_store
+from vcal_dist.assessment import assess_observations, assess_runs
+from vcal_dist.calibration import CalibrationModel
+from vcal_dist.checkpoints import Checkpoints
+from vcal_dist.config import Config, DeviceSettings
+from vcal_dist.datamodule import StoreData
+from vcal_dist.errors import ConfigError, Diverged, Preempted
+from vcal_dist.fitting import check
+from vcal_dist.module import CalibrationModule
+from vcal_dist.plan import Chosen, Totals
+from vcal_dist.posterior import FILE, Posterior
+from vcal_dist.priors import ThetaPrior
+from vcal_dist.problems import borehole
+from vcal_dist.progress import Progress
+from vcal_dist.records import Records
+from vcal_dist.rows import AtHand, held_rows, rows_at_hand
+from vcal_dist.run_directory import CHECKPOINTS, begin, versions
+from vcal_dist.stages import choose
+from vcal_dist.strategy import DataParallel
+from vcal_dist.work import Fitted
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+WAIT = 600.0  # seconds that other processes wait for the first to make the store
+Say = Callable[[str], None]
+
+
+def train(
+    config: Config,
+    *,
+    progress: bool = True,
+    say: Say = lambda _: None,
+    callbacks: Iterable[Callback] = (),
+) -> Posterior:
+    """The posterior that the configuration asks for; it is also in the run directory `config.output`.
+
+    `say` hears what is worth a line: the plan, where a run goes on. Raises `Preempted` after SIGTERM.
+    """
+    run = Path(config.output or "runs/calibration")
+    first = is_first()
+    store = open_or_make(config, first=first)
+    state = begin(config, run, first=first)
+    if (run / FILE).exists():
+        say(f"the run in {run} is done already; delete it or choose another output to train anew")
+        return Posterior.load(run)
+    if state is not None:
+        store = store.first(*state["rows"])
+        say(f"going on after step {state['schedule']['steps']} of the run in {run}")
+    begun = time.perf_counter()
+    prepared = prepare(config, store)
+    for line in describe(prepared.planned(), prepared.totals):
+        say(line)
+    fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
+    if not first:
+        return Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, {})
+    record = {
+        "config": config.plain(),
+        "versions": versions(),
+        "rows": {"runs": store.runs.rows, "observations": store.observations.rows},
+        "seconds": time.perf_counter() - begun,
+        "assessment": assess(prepared, fitted),
+        "counts": fitted.counts,
+        "log_evidence_runs": fitted.log_evidence_runs,
+    }
+    posterior = Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, record)
+    posterior.save(run)
+    return posterior
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and speaks, also before the processes know each other."""
+    return getattr(rank_zero_only, "rank", None) in (None, 0)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that training begins with."""
+
+    config: Config
+    store: Store
+    at_hand: AtHand
+    model: CalibrationModel
+    totals: Totals
+
+    def planned(self) -> list[Chosen]:
+        """The stages with everything decided."""
+        fit = self.config.fit
+        found = []
+        for name in fit.stages:
+            reads_runs = fit.weights == "meanfield" or name == "emulator" or (name == "joint" and fit.free_emulator)
+            reads_field = name in ("theta", "joint", "weights_and_theta", "everything")
+            found.append(choose(self.model, self.totals, fit, name, runs=reads_runs, observations=reads_field))
+        return found
+
+
+def prepare(config: Config, store: Store) -> Prepared:
+    """Rows at hand, the model, the counts; everything that can be wrong with them is said here."""
+    for table in (store.runs, store.observations):
+        if not table.rows:
+            raise ConfigError(f"the store {store.url} has no {table.name}; add some with 'vcal ingest --append'")
+    dtype = DTYPES[config.devices.precision]
+    at_hand = rows_at_hand(
+        store,
+        config.model,
+        config.transforms,
+        holdout=config.data.holdout,
+        holdout_rows=config.data.holdout_rows,
+        seed=config.seed,
+        dtype=dtype,
+    )
+    problem = store.problem
+    model = CalibrationModel(
+        len(problem.control_inputs),
+        ThetaPrior.from_problem(problem),
+        len(problem.outputs),
+        config.model,
+        dtype=dtype,
+    )
+    check(model, at_hand.runs, at_hand.observations)
+    totals = Totals(store.runs.rows - len(at_hand.held_runs), store.observations.rows - len(at_hand.held_observations))
+    return Prepared(config, store, at_hand, model, totals)
+
+
+def fit(
+    prepared: Prepared,
+    run: Path | None,
+    state: dict[str, Any] | None,
+    *,
+    progress: bool,
+    callbacks: Iterable[Callback] = (),
+) -> Fitted:
+    """Lightning over all phases; without a run directory nothing is written."""
+    config, store = prepared.config, prepared.store
+    module = CalibrationModule(
+        prepared.model,
+        prepared.at_hand,
+        config.fit,
+        prepared.totals,
+        config.seed,
+        None if state is None else state["schedule"],
+    )
+    data = StoreData(store, prepared.at_hand, config.data, config.seed, None if state is None else state["orders"])
+    records = Records(run, config.record_every, list(prepared.model.prior.names))
+    used: list[Callback] = [records, *callbacks]
+    checkpoints = None
+    if run is not None:
+        rows = [store.runs.rows, store.observations.rows]
+        checkpoints = Checkpoints(run / CHECKPOINTS, config.checkpoints, {"rows": rows})
+        used.append(checkpoints)
+    if progress:
+        used.append(Progress(records))
+    with threads(config.devices), quiet():
+        trainer = make_trainer(config.devices, used, run)
+        try:
+            trainer.fit(module, datamodule=data)
+        except Diverged as error:
+            if run is not None and (run / CHECKPOINTS).exists():
+                raise Diverged(f"{error}; the last good checkpoint is in {run / CHECKPOINTS}") from error
+            raise
+    if checkpoints is not None and checkpoints.stopped:
+        raise Preempted(
+            f"stopped by SIGTERM after step {module.schedule.steps}; the same command goes on from there, in {run}"
+        )
+    fitted = Fitted.from_work(module.schedule.work)
+    fitted.model.cpu()
+    return fitted
+
+
+def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path | None) -> Trainer:
+    """A trainer that leaves logs, checkpoints and progress to our callbacks."""
+    accelerator = devices.accelerator
+    if accelerator == "auto":  # Lightning would also take what has no float64
+        accelerator = "gpu" if torch.cuda.is_available() else "cpu"
+    every = torch.cuda.device_count() if accelerator == "gpu" else 1
+    several = devices.num_nodes > 1 or (every if devices.devices == "auto" else devices.devices) > 1
+    backend = None if devices.backend == "auto" else devices.backend
+    return Trainer(
+        accelerator=accelerator,
+        devices=devices.devices,
+        num_nodes=devices.num_nodes,
+        strategy=DataParallel(backend) if several else "auto",
+        plugins=[SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else None,
+        max_epochs=-1,
+        reload_dataloaders_every_n_epochs=1,  # an epoch is a leg
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        default_root_dir=run,
+    )
+
+
+def assess(prepared: Prepared, fitted: Fitted, draws: int = 256) -> dict[str, Any]:
+    """How well rows are predicted that training did not see; rows of small tables are left out one by one."""
+    at_hand, found = prepared.at_hand, {}
+    for name, judge in (("runs", assess_runs), ("observations", assess_observations)):
+        table, held = getattr(at_hand, name), getattr(at_hand, f"held_{name}")
+        small = len(table.row) == getattr(prepared.store, name).rows <= 400
+        if not len(held) and not small:
+            continue
+        rows = held_rows(table, held) if len(held) else table
+        judged = judge(
+            fitted.model,
+            fitted.components,
+            fitted.log_weights,
+            at_hand.scaling,
+            rows,
+            leave_one_out=not len(held),
+            draws=draws,
+            seed=prepared.config.seed,
+        )
+        found[name] = judged._asdict()
+    return found
+
+
+def describe(planned: list[Chosen], totals: Totals) -> Iterator[str]:
+    """The plan, a line a stage."""
+    yield f"training on {totals.runs:,} runs and {totals.observations:,} observations"
+    for stage in planned:
+        rows = [
+            f"{size:,} {name} ({stage.steps * size / max(count, 1):.3g} epochs)"
+            for size, name, count in (
+                (stage.runs, "runs", totals.runs),
+                (stage.observations, "observations", totals.observations),
+            )
+            if size
+        ]
+        yield f"  {stage.name}: {stage.steps:,} steps of {' and '.join(rows)}, rate {stage.rate:g}"
+
+
+def open_or_make(config: Config, *, first: bool = True) -> Store:
+    """The store; if there is none and the configuration says how, the first process makes it and the others wait."""
+    if config.generate is not None and not exists(config.store):
+        if first:
+            asked = config.generate
+            return borehole.make_store(config.store, asked.runs, asked.observations, seed=asked.seed)
+        end = time.monotonic() + WAIT
+        while not exists(config.store):
+            if time.monotonic() > end:
+                raise ConfigError(f"waited {WAIT:.0f} s for the first process to make the store {config.store}")
+            time.sleep(0.5)
+    return open_store(config.store)
+
+
+@contextmanager
+def threads(devices: DeviceSettings) -> Iterator[None]:
+    """So many threads of this process as were asked for; processes on one machine share its cores."""
+    before = torch.get_num_threads()
+    count = devices.threads
+    if count is None and isinstance(devices.devices, int) and devices.devices > 1:
+        count = max(1, len(os.sched_getaffinity(0)) // devices.devices)
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's greetings, and its advice on workers: rows are read ahead by threads of Dask."""
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            # Lightning 2.6 asks torch 2.13 an old question.
+            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)
+            yield
+    finally:
+        logger.setLevel(before)
