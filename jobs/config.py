@@ -72,11 +72,17 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     data = _read(text, str(path))
     if data is None:
         raise ConfigError(f"{path} is empty; a configuration has the keys {', '.join(Config.model_fields)}")
-    source = f"{path} with {', '.join(overrides)}" if overrides else str(path)
+    return configure(data, overrides, str(path), path.stem)
+
+
+def configure(
+    data: Any, overrides: Sequence[str] = (), source: str = "the configuration", name: str | None = None
+) -> Config:
+    """The configuration in plain data, with overrides; `name` names a run directory that is not given."""
     if isinstance(data, dict):
         for override in overrides:
             data = _override(data, override)
-    return resolve(Config.parse(data, source), path.stem)
+    return resolve(Config.parse(data, f"{source} with {', '.join(overrides)}" if overrides else source), name)
 
 
 def resolve(config: Config, name: str | None = None) -> Config:

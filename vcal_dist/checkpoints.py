@@ -1,4 +1,4 @@
-"""Checkpoints by steps and by seconds, and the orderly end after SIGTERM.
+"""Checkpoints by steps and by seconds, and the orderly end after SIGTERM or Ctrl-C.
 
 Every process votes in every step: to stop (it was signalled), to write (it is due; the first process' clock decides).
 The votes travel with the gradients, so that all processes stop and write at the same batch. A checkpoint is written by
@@ -34,20 +34,23 @@ class Checkpoints(Callback):
     def __init__(self, directory: Path, settings: CheckpointSettings, base: dict[str, Any]) -> None:
         self.directory, self.settings = directory, settings
         self.base = base  # what every checkpoint says of the run: counts of rows, configuration
-        self.stopping = False  # this process was told to
+        self.signal: int = signal.SIGTERM  # that told this process to stop, if one did
+        self.stopping = False  # it was told to
         self.stopped = False  # all of them have
         self.lowest: tuple[int, float] = (-1, math.inf)  # number of the stage, its lowest loss so far
         self._written = time.monotonic()
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Takes SIGTERM over. (Lightning's own handler sends a collective message from inside the handler.)"""
+        """Takes the signals over. (Lightning's own handler sends a collective message from inside the handler.)"""
         self._written = time.monotonic()
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._stop)
+            self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.stopping = True
+        if self.stopping and number == signal.SIGINT:  # a second Ctrl-C: at once
+            raise KeyboardInterrupt
+        self.stopping, self.signal = True, number
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         assert isinstance(module, CalibrationModule)
@@ -99,8 +102,8 @@ class Checkpoints(Callback):
         self._written = time.monotonic()
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Gives SIGTERM back."""
-        if self._before is not None:
+        """Gives the signals back."""
+        for number, handler in self._before.items():
             with contextlib.suppress(ValueError, TypeError):  # not in the main thread any more
-                signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+                signal.signal(number, handler)
+        self._before = {}

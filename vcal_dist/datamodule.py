@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from storage.store import Store
 from storage.streaming import parse_memory
 from vcal_dist.config import DataSettings
-from vcal_dist.feeding import Feeder
+from vcal_dist.feeding import Check, Feeder
 from vcal_dist.module import CalibrationModule, on_device
 from vcal_dist.phases import Batch
 from vcal_dist.prefetch import prefetched
@@ -54,10 +54,12 @@ class StoreData(LightningDataModule):
         at_hand: AtHand,
         settings: DataSettings,
         seed: int,
+        check: Check | None = None,
         orders: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.store, self.at_hand, self.settings, self.seed, self.orders = store, at_hand, settings, seed, orders
+        self.check = check
         self.waiting = Waiting()
         self.feeder: Feeder | None = None
 
@@ -77,6 +79,7 @@ class StoreData(LightningDataModule):
                 memory=parse_memory(self.settings.memory),
                 resident=self.settings.resident,
                 scheduler=self.settings.scheduler,
+                check=self.check,
                 rank=trainer.global_rank,
                 world_size=trainer.world_size,
             )

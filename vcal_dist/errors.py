@@ -17,3 +17,7 @@ class Diverged(ModelError):  # noqa: N818 - a state, as in DamagedChunk
 
 class Preempted(VcalError):  # noqa: N818
     """Training that was told to stop and has written where it is; the same command goes on."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal

@@ -7,7 +7,7 @@ be entered at any batch and is the same for any number of processes, whether row
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from vcal_dist.rows import keep_out
 
 TABLES = ("runs", "observations")
 Rows = Runs | Observations
+Check = Callable[[str, Any], None]  # of a table's name and rows; raises what is wrong with them
 
 
 @dataclass
@@ -57,12 +58,13 @@ class Feeder:
         memory: int,
         resident: bool | str = "auto",
         scheduler: str = "threads",
+        check: Check | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self.store, self.scaling, self.held = store, scaling, held
         self.seed, self.device, self.memory, self.scheduler = seed, device, memory, scheduler
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.check = rank, world_size, check
         self.orders: dict[str, Any] = {}  # of the tables in the leg under way: a checkpoint keeps them
         self._streams: dict[str, Stream] = {}
         self._leg: tuple[int, Feed] | None = None
@@ -128,6 +130,8 @@ class Feeder:
             return found
         arrays = [None if array is None else torch.from_numpy(array) for array in part]
         scaled = self.scaling.runs(*arrays) if name == "runs" else self.scaling.observations(*arrays)  # type: ignore[arg-type]
+        if self.check is not None:
+            self.check(name, scaled)
         return keep_out(scaled, self.held[name])  # type: ignore[type-var]
 
     def _load(self, name: str) -> Resident:

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from vcal_dist.batches import Runs, Table
+from vcal_dist.batches import Runs, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import posterior
 from vcal_dist.fullrank import FullRank
@@ -65,7 +65,7 @@ class CalibrationModule(LightningModule):
         self.judges = type(self.judges)(*(part[:JUDGES] for part in self.judges))
         self.schedule = Schedule(work)
         if self.resumed is None:
-            start_model(self.model, runs, observations, self.seed)
+            start_model(self.model, take(runs, runs.weight > 0), take(observations, observations.weight > 0), self.seed)
             self.schedule.start()
         else:
             self.schedule.load(self.resumed)

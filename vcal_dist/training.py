@@ -26,7 +26,7 @@ from vcal_dist.calibration import CalibrationModel
 from vcal_dist.checkpoints import Checkpoints
 from vcal_dist.config import Config, DeviceSettings
 from vcal_dist.datamodule import StoreData
-from vcal_dist.errors import ConfigError, Diverged, Preempted
+from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
 from vcal_dist.fitting import check
 from vcal_dist.module import CalibrationModule
 from vcal_dist.plan import Chosen, Totals
@@ -35,7 +35,7 @@ from vcal_dist.priors import ThetaPrior
 from vcal_dist.problems import borehole
 from vcal_dist.progress import Progress
 from vcal_dist.records import Records
-from vcal_dist.rows import AtHand, held_rows, rows_at_hand
+from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
 from vcal_dist.run_directory import CHECKPOINTS, begin, versions
 from vcal_dist.stages import choose
 from vcal_dist.strategy import DataParallel
@@ -55,7 +55,7 @@ def train(
 ) -> Posterior:
     """The posterior that the configuration asks for; it is also in the run directory `config.output`.
 
-    `say` hears what is worth a line: the plan, where a run goes on. Raises `Preempted` after SIGTERM.
+    `say` hears what is worth a line: the plan, where a run goes on. Raises `Preempted` after SIGTERM or Ctrl-C.
     """
     run = Path(config.output or "runs/calibration")
     first = is_first()
@@ -102,6 +102,19 @@ class Prepared:
     at_hand: AtHand
     model: CalibrationModel
     totals: Totals
+
+    def check_rows(self, name: str, rows: Any) -> None:
+        """Refuses a value that the likelihood cannot have made, by its row in the store."""
+        likelihood = self.model.likelihood_z if name == "runs" else self.model.likelihood_y
+        values, names = rows.z if name == "runs" else rows.y, [output.name for output in self.store.problem.outputs]
+        try:
+            likelihood.check(values, names)
+        except ModelError:
+            for i in range(len(values)):
+                try:
+                    likelihood.check(values[i : i + 1], names)
+                except ModelError as error:
+                    raise ModelError(f"row {int(rows.row[i])} of the {name} in the store: {error}") from None
 
     def planned(self) -> list[Chosen]:
         """The stages with everything decided."""
@@ -160,7 +173,8 @@ def fit(
         config.seed,
         None if state is None else state["schedule"],
     )
-    data = StoreData(store, prepared.at_hand, config.data, config.seed, None if state is None else state["orders"])
+    orders = None if state is None else state["orders"]
+    data = StoreData(store, prepared.at_hand, config.data, config.seed, prepared.check_rows, orders)
     records = Records(run, config.record_every, list(prepared.model.prior.names))
     used: list[Callback] = [records, *callbacks]
     checkpoints = None
@@ -180,7 +194,8 @@ def fit(
             raise
     if checkpoints is not None and checkpoints.stopped:
         raise Preempted(
-            f"stopped by SIGTERM after step {module.schedule.steps}; the same command goes on from there, in {run}"
+            f"stopped by a signal after step {module.schedule.steps}; the same command goes on from there, in {run}",
+            checkpoints.signal,
         )
     fitted = Fitted.from_work(module.schedule.work)
     fitted.model.cpu()
@@ -218,7 +233,7 @@ def assess(prepared: Prepared, fitted: Fitted, draws: int = 256) -> dict[str, An
     at_hand, found = prepared.at_hand, {}
     for name, judge in (("runs", assess_runs), ("observations", assess_observations)):
         table, held = getattr(at_hand, name), getattr(at_hand, f"held_{name}")
-        small = len(table.row) == getattr(prepared.store, name).rows <= 400
+        small = len(table.row) == getattr(prepared.store, name).rows <= LEAVE_ONE_OUT
         if not len(held) and not small:
             continue
         rows = held_rows(table, held) if len(held) else table
@@ -283,9 +298,10 @@ def threads(devices: DeviceSettings) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without Lightning's greetings, and its advice on workers: rows are read ahead by threads of Dask."""
-    logger = logging.getLogger("lightning.pytorch")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
@@ -293,4 +309,5 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -8,7 +8,7 @@ from jobs.console import number, print_json, stdout, table
 
 app = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
 
-Quick = Annotated[bool, typer.Option("--quick", help="Smaller data: finishes within a minute on two cores.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller data: finishes within a minute or two on two cores.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -26,6 +26,14 @@ def emulator(quick: Quick = False, json: Json = False) -> None:
     from jobs.bench.emulator import run
 
     _show("vcal bench emulator", run(quick=quick), json)
+
+
+@app.command()
+def train(quick: Quick = False, json: Json = False) -> None:
+    """Training from the store: time, accuracy, overhead beside a bare loop, waiting, two processes, memory."""
+    from jobs.bench.train import run
+
+    _show("vcal bench train", run(quick=quick), json)
 
 
 def _show(title: str, figures: dict[str, Any], json: bool) -> None:

@@ -7,51 +7,61 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.commands.inspect import describe, show
+from jobs.commands.train import say, show, trained
 from jobs.console import stdout
 
-MARK = "demo.json"  # lies beside the store and says that this command made it
-STORE = "borehole.zarr"
+MARK = "demo.json"  # lies beside the store and the run, and says that this command made them
+STORE, RUN = "borehole.zarr", "run"
 SEED = 0
 
 
 def demo(
-    runs: Annotated[int, typer.Option(min=1, metavar="N", help="Simulator runs to generate.")] = 100_000,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the configuration to replace.", show_default=False),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=2, metavar="N", help="Simulator runs to generate.")] = 100_000,
     observations: Annotated[int, typer.Option(min=1, metavar="N", help="Field observations to generate.")] = 10_000,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="DIR", help="Directory to write to; an earlier demo is replaced."),
     ] = Path("runs/demo"),
 ) -> None:
-    """Generate the borehole data set, write the store and inspect it."""
-    import storage
+    """Generate the borehole data set, write the store, calibrate, and show θ beside the truth."""
+    from jobs.config import configure
     from vcal_dist.problems import borehole
+    from vcal_dist.training import is_first
 
-    path = make_room(output, {"runs": runs, "observations": observations, "seed": SEED})
-    data = borehole.generate(runs, observations, seed=SEED)
-    expected = {"runs": runs, "observations": observations}
-    store = storage.create(path, borehole.problem(), expected_rows=expected)
-    store.append_runs(data.x_runs, data.t, data.z)
-    store.append_observations(data.x, data.y)
-    show(describe(storage.open(path), rows=5))
-    stdout().print(f"\nThe store lies in {path}; look at it again with: vcal inspect {path}")
+    config = configure({"store": str(output / STORE), "output": str(output / RUN), "seed": SEED}, overrides or [])
+    if is_first():
+        path = make_room(output, {"runs": runs, "observations": observations, "seed": SEED})
+        borehole.make_store(path, runs, observations, seed=SEED)
+        say(f"{runs:,} runs and {observations:,} observations of the borehole are in {path}")
+    posterior = trained(config)
+    if posterior is None:
+        return
+    show(posterior, str(output / RUN), dict(zip(borehole.PARAMETERS, borehole.THETA, strict=True)))
+    stdout().print(f"The store lies in {output / STORE}. Look at both with: vcal inspect {output / RUN}")
 
 
 def make_room(output: Path, settings: dict[str, Any]) -> Path:
-    """The path for the demo's store, free: an earlier demo's store is removed, anything else is left alone."""
+    """The path for the demo's store, free: an earlier demo's store and run are removed, anything else is left alone."""
     from storage.errors import StoreError
 
-    path, mark = output / STORE, output / MARK
-    if path.exists() or path.is_symlink():
+    mark = output / MARK
+    for path in (output / STORE, output / RUN):
         # The mark is written before the store, so that a demo that was interrupted can be replaced too.
-        if path.is_symlink() or not mark.is_file() or not _is_ours(mark):
+        if path.is_symlink() or (path.exists() and not (mark.is_file() and _is_ours(mark))):
             raise StoreError(
                 f"{path} exists and was not made by `vcal demo`; move it, or choose another directory with --output"
             )
-        shutil.rmtree(path)
+    for path in (output / STORE, output / RUN):
+        if path.exists():
+            shutil.rmtree(path)
     output.mkdir(parents=True, exist_ok=True)
-    mark.write_text(json.dumps({"made_by": "vcal demo", "store": STORE, **settings}, indent=2) + "\n", encoding="utf-8")
-    return path
+    made = {"made_by": "vcal demo", "store": STORE, "run": RUN, **settings}
+    mark.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    return output / STORE
 
 
 def _is_ours(mark: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,10 @@ import typer
 from jobs.console import number, print_json, stderr, stdout, table
 
 if TYPE_CHECKING:
+    from vcal_dist.config import Config
     from vcal_dist.posterior import Posterior
 
-PREEMPTED = 75  # the exit status after SIGTERM: "try again" in sysexits.h
+PREEMPTED, INTERRUPTED = 75, 130  # exit statuses after SIGTERM ("try again" in sysexits.h) and after Ctrl-C
 
 
 def train(
@@ -44,22 +46,28 @@ def train(
             "a configuration file is needed; see jobs/configs/borehole.yaml for one", param_hint="CONFIG"
         )
     settings = load(config, overrides or [])
-    from vcal_dist.errors import Preempted
-    from vcal_dist.training import is_first
-    from vcal_dist.training import train as run
-
-    try:
-        posterior = run(settings, say=say)
-    except Preempted as stopped:
-        if is_first():
-            stderr().print(str(stopped), style="yellow")
-        raise typer.Exit(PREEMPTED) from None
-    if not is_first():
+    posterior = trained(settings)
+    if posterior is None:
         return
     if json:
         print_json(described(posterior, str(settings.output)))
         return
     show(posterior, str(settings.output))
+
+
+def trained(config: Config) -> Posterior | None:
+    """The posterior, or None for a process that has nothing to show; a signal ends with a status of its own."""
+    from vcal_dist.errors import Preempted
+    from vcal_dist.training import is_first
+    from vcal_dist.training import train as run
+
+    try:
+        posterior = run(config, say=say)
+    except Preempted as stopped:
+        if is_first():
+            stderr().print(str(stopped), style="yellow")
+        raise typer.Exit(INTERRUPTED if stopped.signal == signal.SIGINT else PREEMPTED) from None
+    return posterior if is_first() else None
 
 
 def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`vcal demo`: makes a store, replaces its own, and leaves everything else alone."""
+"""`vcal demo`: calibrates the borehole, replaces its own files, and leaves everything else alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import pytest
 
 import storage
 from jobs.cli import main
-from jobs.commands.demo import MARK, STORE
+from jobs.commands.demo import MARK, RUN, STORE
+from vcal_dist.posterior import Posterior
 from vcal_dist.problems import borehole
+
+FEW = ["fit.emulator.steps=20", "fit.theta.steps=5", "fit.joint.steps=2", "fit.evaluations=0"]
+SMALL = ["model.eta.features.features=10", "model.delta.features.features=4", "fit.screening=64"]
 
 
 def demo(output: Path, runs: int = 50) -> int:
     with pytest.raises(SystemExit) as end:
-        main(["demo", "--runs", str(runs), "--observations", "5", "--output", str(output)])
+        main(["demo", *FEW, *SMALL, "--runs", str(runs), "--observations", "5", "--output", str(output)])
     return int(end.value.code or 0)
 
 
@@ -25,7 +29,12 @@ def test_demo_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         store = storage.open(output / STORE)
         assert (store.runs.rows, store.observations.rows) == (runs, 5)
         assert store.problem == borehole.problem()
-    assert str(output / STORE) in capsys.readouterr().out.replace("\n", "")
+    shown = capsys.readouterr().out
+    assert str(output / RUN) in shown.replace("\n", "")
+    for name, truth in zip(borehole.PARAMETERS, borehole.THETA, strict=True):
+        (line,) = (line for line in shown.splitlines()[:6] if line.startswith(f"{name} "))
+        assert f"{truth:.4g}" in line
+    assert Posterior.load(output / RUN).problem == borehole.problem()
 
 
 def test_an_interrupted_demo_is_replaced(tmp_path: Path) -> None:
