@@ -6,16 +6,21 @@ INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-gpu lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed ## install, then run the main job on the borehole example
 	$(BIN)/vcal demo
 
 test: lint ## install with the test extras, then lint, types and the whole test suite
 	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/installed-test ## on a machine with CUDA: equivalence tests on all its GPUs, and the benchmark
+	@$(BIN)/python -c 'import sys, torch; n = torch.cuda.device_count(); print(n, "CUDA device(s), torch", torch.__version__); sys.exit(n == 0 and "no CUDA device is visible to torch; install a CUDA build of torch into $(VENV), or use make test" or 0)'
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/vcal bench train --quick
 
 lint: $(VENV)/installed-test ## lint, formatting and types only
 	$(BIN)/ruff check

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands import bench, demo, doctor, ingest, inspect, train
+from jobs.commands import bench, demo, doctor, ingest, inspect, predict, train
 from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import stderr, stdout
 from storage.errors import VcalError
@@ -27,6 +27,7 @@ app.command("demo")(demo.demo)
 app.command("ingest", cls=ManyValuesCommand)(ingest.ingest)
 app.command("inspect")(inspect.inspect)
 app.command("train")(train.train)
+app.command("predict", cls=ManyValuesCommand)(predict.predict)
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 

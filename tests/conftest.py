@@ -40,8 +40,9 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are collected, and deselected where there is none."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]

@@ -10,12 +10,14 @@ from pathlib import Path
 
 
 def test_the_readme_runs(root: Path, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```", (root / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert {kind for kind, _ in blocks} == {"console", "yaml", "python", "bash"}
+    text = (root / "README.md").read_text()
+    blocks = re.findall(r"(.*?)^```(\w+)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert {kind for _, kind, _ in blocks} == {"console", "yaml", "python", "bash"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for kind, block in blocks:
+    for before, kind, block in blocks:
         if kind == "yaml":
-            (tmp_path / "problem.yaml").write_text(block)
+            *_, name = re.findall(r"Save this as `(.+?)`", before)
+            (tmp_path / name).write_text(block)
             continue
         if kind == "console":  # the two set-up commands: this test runs inside one of them
             assert re.findall(r"^\$ (make \w+)", block, flags=re.MULTILINE) == ["make demo", "make test"]

@@ -1,9 +1,7 @@
 """Bayesian calibration of computer models with deep Gaussian processes and random features.
 
-    scaling = vcal_dist.Scaling(problem, vcal_dist.OutputScaling.from_runs(z, transforms, names))
-    model = vcal_dist.CalibrationModel(d1, vcal_dist.ThetaPrior.from_problem(problem), outputs)
-    fitted = vcal_dist.fit(model, scaling.runs(x_runs, t, z), scaling.observations(x, y))
-    fitted.theta.mean(), fitted.theta.interval("rw", 0.9)
+    posterior = vcal_dist.calibrate("borehole.zarr")
+    posterior.summary(), posterior.predict(x).mean
 
 Names load on first use: `import vcal_dist` costs nothing.
 """
@@ -16,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vcal_dist.analytic import ExactPosterior
     from vcal_dist.batches import Scaling
+    from vcal_dist.calibrating import calibrate
     from vcal_dist.calibration import CalibrationModel, ModelSettings
-    from vcal_dist.errors import ModelError
+    from vcal_dist.config import Config
+    from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
     from vcal_dist.features import FeatureSettings, RandomFeatures
     from vcal_dist.fitting import fit
     from vcal_dist.gp import GPSettings
     from vcal_dist.likelihoods import LikelihoodSettings
     from vcal_dist.objective import Samples
     from vcal_dist.plan import FitSettings, StageSettings
+    from vcal_dist.posterior import Posterior
     from vcal_dist.priors import ThetaPrior
     from vcal_dist.theta import ThetaPosterior
+    from vcal_dist.training import train
     from vcal_dist.transforms import OutputScaling, TransformSettings
     from vcal_dist.work import Fitted
 
@@ -36,7 +38,12 @@ _HOME = {
     "Scaling": "batches",
     "CalibrationModel": "calibration",
     "ModelSettings": "calibration",
+    "Config": "config",
+    "ConfigError": "errors",
+    "Diverged": "errors",
     "ModelError": "errors",
+    "Preempted": "errors",
+    "calibrate": "calibrating",
     "FeatureSettings": "features",
     "RandomFeatures": "features",
     "Fitted": "work",
@@ -44,16 +51,21 @@ _HOME = {
     "GPSettings": "gp",
     "LikelihoodSettings": "likelihoods",
     "Samples": "objective",
+    "Posterior": "posterior",
     "ThetaPrior": "priors",
     "FitSettings": "plan",
     "StageSettings": "plan",
     "ThetaPosterior": "theta",
+    "train": "training",
     "OutputScaling": "transforms",
     "TransformSettings": "transforms",
 }
 
 __all__ = [
     "CalibrationModel",
+    "Config",
+    "ConfigError",
+    "Diverged",
     "ExactPosterior",
     "FeatureSettings",
     "FitSettings",
@@ -63,6 +75,8 @@ __all__ = [
     "ModelError",
     "ModelSettings",
     "OutputScaling",
+    "Posterior",
+    "Preempted",
     "RandomFeatures",
     "Samples",
     "Scaling",
@@ -71,7 +85,9 @@ __all__ = [
     "ThetaPrior",
     "TransformSettings",
     "__version__",
+    "calibrate",
     "fit",
+    "train",
 ]
 
 

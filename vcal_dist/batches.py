@@ -60,13 +60,23 @@ class Scaling(nn.Module):
         """d1."""
         return len(self.problem.control_inputs)
 
-    def runs(self, x: Tensor, t: Tensor, z: Tensor, row: Tensor | None = None, weight: Tensor | None = None) -> Runs:
-        """A batch of runs in the user's units."""
-        self._check("runs", x=x, t=t, z=z)
+    def runs(
+        self,
+        x: Tensor,
+        t: Tensor,
+        z: Tensor,
+        row: Tensor | None = None,
+        weight: Tensor | None = None,
+        *,
+        check: bool = True,
+    ) -> Runs:
+        """A batch of runs in the user's units. Rows of a store, which has checked them, need no other `check`."""
+        if check:
+            self._check("runs", x=x, t=t, z=z)
         row, weight = self._fill(x, row, weight)
         u = (torch.cat([x, t], 1).double() - self.low) / self.width
         z = z.double()
-        scaled, jacobian = self.outputs(z), self.outputs.log_jacobian(z)
+        scaled, jacobian = self.outputs(z, check=check), self.outputs.log_jacobian(z, check=check)
         return Runs(u.to(self.dtype), scaled, jacobian, row, weight)
 
     def observations(
@@ -76,15 +86,19 @@ class Scaling(nn.Module):
         noise: Tensor | None = None,
         row: Tensor | None = None,
         weight: Tensor | None = None,
+        *,
+        check: bool = True,
     ) -> Observations:
         """A batch of observations in the user's units."""
-        self._check("observations", x=x, y=y, **({} if noise is None else {"noise": noise}))
+        if check:
+            self._check("observations", x=x, y=y, **({} if noise is None else {"noise": noise}))
         row, weight = self._fill(x, row, weight)
         u = (x.double() - self.low[: self.controls]) / self.width[: self.controls]
         y = y.double()
         if noise is not None:
             noise = self.outputs.scale_noise(y, noise.double())
-        return Observations(u.to(self.dtype), self.outputs(y), noise, self.outputs.log_jacobian(y), row, weight)
+        scaled, jacobian = self.outputs(y, check=check), self.outputs.log_jacobian(y, check=check)
+        return Observations(u.to(self.dtype), scaled, noise, jacobian, row, weight)
 
     def _fill(self, x: Tensor, row: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         row = torch.arange(len(x), device=x.device) if row is None else row.long()

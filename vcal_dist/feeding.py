@@ -78,15 +78,21 @@ class Feeder:
         return max(-(-getattr(self.store, name).rows // size) for name, size in self._sizes(feed).items())
 
     def leg(self, feed: Feed, phase: int, start: int, orders: dict[str, Any] | None = None) -> Iterator[Batch]:
-        """The batches of a leg of a phase from number `start` on; `orders` are those of a checkpoint."""
+        """The batches of a leg of a phase from number `start` on; `orders` are those of a checkpoint.
+
+        The orders are those of this leg from the call on, not from its first batch: a checkpoint may come before it.
+        """
         if self._leg != (phase, feed):  # legs of one phase read alike: what was read for the first serves the others
             self.close()
             self._leg = (phase, feed)
             for name, size in self._sizes(feed).items():
                 self._streams[name] = self._open(name, size, phase, feed.batches is not None, (orders or {}).get(name))
             self.orders = {name: s.state_dict()[name] for name, s in self._streams.items()}
-        parts = {name: self._parts(name, self._streams[name], start) for name in self._streams}
-        for _ in range(start, self.length(feed)):
+        return self._batches(range(start, self.length(feed)))
+
+    def _batches(self, numbers: range) -> Iterator[Batch]:
+        parts = {name: self._parts(name, opened, numbers.start) for name, opened in self._streams.items()}
+        for _ in numbers:
             rows = {name: next(part) for name, part in parts.items()}
             yield Batch(rows.get("runs"), rows.get("observations"))
 
@@ -129,10 +135,12 @@ class Feeder:
             found: Rows = self._resident[name].take(part.row, part.weight)
             return found
         arrays = [None if array is None else torch.from_numpy(array) for array in part]
-        scaled = self.scaling.runs(*arrays) if name == "runs" else self.scaling.observations(*arrays)  # type: ignore[arg-type]
+        scale: Any = self.scaling.runs if name == "runs" else self.scaling.observations
+        scaled = scale(*arrays, check=False)
         if self.check is not None:
             self.check(name, scaled)
-        return keep_out(scaled, self.held[name])  # type: ignore[type-var]
+        kept: Rows = keep_out(scaled, self.held[name])
+        return kept
 
     def _load(self, name: str) -> Resident:
         """Reads and scales all rows of this process, once."""

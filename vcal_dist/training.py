@@ -197,9 +197,7 @@ def fit(
             f"stopped by a signal after step {module.schedule.steps}; the same command goes on from there, in {run}",
             checkpoints.signal,
         )
-    fitted = Fitted.from_work(module.schedule.work)
-    fitted.model.cpu()
-    return fitted
+    return Fitted.from_work(module.schedule.work).cpu()
 
 
 def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path | None) -> Trainer:

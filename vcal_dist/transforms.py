@@ -121,9 +121,10 @@ class OutputScaling(nn.Module):
         variance = (value - mean).square().nansum(0) / (counts - 1)
         return cls(transforms, mean, variance.sqrt(), names)
 
-    def forward(self, z: Tensor) -> Tensor:
-        """s of a z in the user's units. (B, K) → (B, K)."""
-        self._check_domain(z)
+    def forward(self, z: Tensor, *, check: bool = True) -> Tensor:
+        """s of a z in the user's units. (B, K) → (B, K). Without `check`, z must be known to lie in T's domain."""
+        if check:
+            self._check_domain(z)
         value = self._by_output(lambda transform, column: transform.forward(column), self._widened(z))
         return ((value - self.mean) / self.sd).to(z.dtype)
 
@@ -135,9 +136,10 @@ class OutputScaling(nn.Module):
         value = self._widened(s) * self.sd + self.mean
         return self._by_output(lambda transform, column: transform.inverse(column), value).to(s.dtype)
 
-    def log_jacobian(self, z: Tensor) -> Tensor:
+    def log_jacobian(self, z: Tensor, *, check: bool = True) -> Tensor:
         """log |ds/dz|, 0 where z is NaN. (B, K) → (B, K)."""
-        self._check_domain(z, with_slope=True)
+        if check:
+            self._check_domain(z, with_slope=True)
         slope = self._by_output(lambda transform, column: transform.log_slope(column), self._widened(z))
         return torch.where(z.isnan(), 0, slope - self.sd.log()).to(z.dtype)
 

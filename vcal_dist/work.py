@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel
@@ -115,6 +115,14 @@ class Fitted:
             found.counts,
             found.adapted,
         )
+
+    def cpu(self) -> Fitted:
+        """The same, moved to the host."""
+        for module in (self.model, *self.components):
+            assert isinstance(module, nn.Module)
+            module.cpu()
+        self.log_weights = self.log_weights.cpu()
+        return self
 
     @property
     def q(self) -> Weights:

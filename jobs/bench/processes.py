@@ -46,6 +46,7 @@ def rate(store: Path, processes: int, steps: int) -> float:
 
 def main(store: str, processes: int, steps: int) -> None:
     """Trains, and prints the rate of the first process."""
+    import torch
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     from vcal_dist.datamodule import StoreData
@@ -64,13 +65,14 @@ def main(store: str, processes: int, steps: int) -> None:
                 self.seconds = time.perf_counter() - self.begun
                 trainer.should_stop = True
 
+    accelerator = "gpu" if torch.cuda.device_count() >= processes else "cpu"
     features = {"features": {"features": FEATURES}}
     config = Config.parse(
         {
             "store": store,
             "model": {"eta": features},
             "fit": {"emulator": {"steps": 10 * steps, "batch_runs": BATCH}},
-            "devices": {"accelerator": "cpu", "devices": processes, "threads": 1},
+            "devices": {"accelerator": accelerator, "devices": processes, "threads": 1},
         }
     )
     prepared = prepare(config, storage.open(store))

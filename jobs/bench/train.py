@@ -110,12 +110,11 @@ def _speed(folder: Path, size: Size) -> dict[str, Any]:
 def _bare(prepared: Prepared) -> float:
     """Seconds of the loop over tensors in memory, with the same rows kept out."""
     scaling, at_hand = prepared.at_hand.scaling, prepared.at_hand
-    runs, field = (
-        {name: torch.as_tensor(values) for name, values in table.read().items()}
-        for table in (prepared.store.runs, prepared.store.observations)
-    )
-    rows: Runs = keep_out(scaling.runs(**runs), at_hand.held_runs)
-    observed: Observations = keep_out(scaling.observations(**field), at_hand.held_observations)
+    runs, field = prepared.store.runs.read(), prepared.store.observations.read()
+    x, t, z = (torch.as_tensor(runs[name]) for name in ("x", "t", "z"))
+    rows: Runs = keep_out(scaling.runs(x, t, z), at_hand.held_runs)
+    x, y = torch.as_tensor(field["x"]), torch.as_tensor(field["y"])
+    observed: Observations = keep_out(scaling.observations(x, y), at_hand.held_observations)
     begun = time.perf_counter()
     fit_in_memory(prepared.model, rows, observed, prepared.config.fit, seed=prepared.config.seed)
     return time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""`vcal inspect`: what a store holds and whether it is healthy."""
+"""`vcal inspect`: what a store holds and whether it is healthy, or how a run went and what it found."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.console import number, print_json, size, stdout, table
+from jobs.run_state import is_run
+from jobs.tables import first_rows, variables
 
 if TYPE_CHECKING:
     from storage import Store
@@ -14,31 +16,49 @@ if TYPE_CHECKING:
 
 # Without --verify, ranges come from blocks with about this many rows: a glance stays a glance on any store.
 QUICK_ROWS = 2_000_000
-FIRST_ROWS_WIDTH = 13  # of a number and the gap before it
+ROWS = 5  # shown unless told
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A store: a directory or an s3:// URL.")],
-    rows: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the first rows to show.")] = 5,
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A store (a directory or an s3:// URL), or a run directory.")
+    ],
+    rows: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help=f"How many of a store's first rows to show ({ROWS} unless given)."),
+    ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every chunk and name the damaged ones; exit 1 if there are any.")
+        bool, typer.Option("--verify", help="Read every chunk of a store; name the damaged ones, exit 1 if any.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Show what a store holds: problem, sizes, ranges, first rows and health."""
-    import storage
+    """Show what a store or a run holds. Exit status 1 if a part of it is damaged.
 
-    description = describe(storage.open(path), rows=rows, verify=verify)
-    if json:
-        print_json(description)
+    Of a store: problem, sizes, ranges, first rows and health. Of a run, finished or not: how far it is, the posterior
+    of θ, how well it predicts, the stages of training, versions and files.
+    """
+    if is_run(path):
+        given = [name for name, value in (("--rows", rows is not None), ("--verify", verify)) if value]
+        if given:
+            raise typer.BadParameter(f"{' and '.join(given)}: looks into a store, but {path} is a run; leave it out")
+        from jobs.inspect_run import inspect_run
+
+        damage = inspect_run(path, json=json)
     else:
-        show(description)
-    if description["health"]["damage"]:
+        import storage
+
+        description = describe(storage.open(path), rows=ROWS if rows is None else rows, verify=verify)
+        damage = description["health"]["damage"]
+        if json:
+            print_json(description)
+        else:
+            show(description)
+    if damage:
         raise typer.Exit(1)
 
 
 def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
-    """Everything that `vcal inspect` shows, in plain values."""
+    """Everything that `vcal inspect` shows of a store, in plain values."""
     from storage.errors import StoreError
 
     tables = {"runs": store.runs, "observations": store.observations}
@@ -60,6 +80,7 @@ def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
         except StoreError as error:  # a damaged store still shows its schema and says what is wrong
             damage = [str(error)]
     return {
+        "kind": "store",
         "path": str(store.url),
         "problem": store.problem.model_dump(mode="json"),
         "priors": {v.name: str(v.prior) for v in store.problem.calibration_inputs},
@@ -102,7 +123,8 @@ def show(description: dict[str, Any]) -> None:
     out.print(f"{problem['name']}  {description['path']}", style="bold")
     if problem["description"]:
         out.print(problem["description"])
-    for part in (_variables(description), _sizes(description), *_values(description)):
+    parts = (variables(problem, description["priors"]), _sizes(description), *_values(description))
+    for part in parts:
         out.print()
         out.print(part)
     out.print()
@@ -115,17 +137,6 @@ def show(description: dict[str, Any]) -> None:
         out.print("healthy: every chunk was read and matches its checksum", style="green")
     else:
         out.print("healthy as far as its metadata tell; --verify reads every chunk", style="green")
-
-
-def _variables(description: dict[str, Any]) -> Any:
-    problem, priors = description["problem"], description["priors"]
-    result = table("Problem", "role", "name", "unit", "bounds", "prior", "description")
-    for role, group in (("x", "control_inputs"), ("t", "calibration_inputs"), ("z, y", "outputs")):
-        for item in problem[group]:
-            bounds = "–" if item["bounds"] is None else "{:g} … {:g}".format(*item["bounds"])
-            prior = priors.get(item["name"], "")
-            result.add_row(role, item["name"], item["unit"], bounds, prior, item["description"])
-    return result
 
 
 def _sizes(description: dict[str, Any]) -> Any:
@@ -147,21 +158,5 @@ def _values(description: dict[str, Any]) -> list[Any]:
             for column, values in item["ranges"].items():
                 result.add_row(column, *(number(values[key]) for key in _STATISTICS))
             results.append(result)
-        shown = max((len(values) for values in item["first_rows"].values()), default=0)
-        if shown:
-            results += _first_rows_tables(name, item["first_rows"], shown)
-    return results
-
-
-def _first_rows_tables(name: str, columns: dict[str, list[float]], shown: int) -> list[Any]:
-    """As many rows side by side as the width allows, the others below."""
-    room = stdout().width - max(len(column) for column in columns) - 2
-    together = max(1, room // FIRST_ROWS_WIDTH)
-    results = []
-    for start in range(0, shown, together):
-        headings = tuple(f"row {i}" for i in range(start, min(start + together, shown)))
-        result = table(f"First rows of {name}" if start == 0 else "", "column", *headings, right=headings)
-        for column, values in columns.items():
-            result.add_row(column, *(number(value) for value in values[start : start + together]))
-        results.append(result)
+        results += first_rows(f"First rows of {name}", item["first_rows"])
     return results

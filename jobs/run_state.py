@@ -1,0 +1,195 @@
+"""A run directory seen from outside: whether a path is one, how far training came, and its posterior if it is done."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vcal_dist.config import Config
+    from vcal_dist.posterior import Posterior
+
+# As vcal_dist.run_directory and vcal_dist.posterior name them; those modules are too heavy for a look at a path.
+CONFIG, VERSIONS, METRICS = "config.yaml", "versions.json", "metrics.csv"
+POSTERIOR, CHECKPOINT = "posterior.safetensors", "checkpoints/last.safetensors"
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a directory holds a run, finished or not."""
+    run = Path(path)
+    return (run / POSTERIOR).is_file() or ((run / CONFIG).is_file() and (run / VERSIONS).is_file())
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training was when its last checkpoint was written; without one, everything is None."""
+
+    step: int | None = None  # over all phases
+    phase: str | None = None  # None also where nothing says in which one it was
+    phase_step: int | None = None  # batches taken of a stage, or of a pass over the rows
+    phase_steps: int | None = None  # that the stage has in all, if it is one
+    after: str | None = None  # the last phase that has a record
+    trained: bool = False  # every phase is done, and only the posterior is not written
+    written: str | None = None  # when
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return "no checkpoint yet"
+        if self.trained:
+            return f"trained to the end, step {self.step:,}, but no posterior written"
+        if self.phase is None:
+            began = f", after '{self.after}'" if self.after else ""
+            return f"at step {self.step:,}{began}"
+        of = "" if self.phase_steps is None else f" of {self.phase_steps:,}"
+        return f"in phase '{self.phase}' at step {self.phase_step:,}{of}, step {self.step:,} in all"
+
+
+def progress(run: Path) -> Progress:
+    """What the last checkpoint and the records say; raises ModelError if the checkpoint is damaged."""
+    from vcal_dist import tensorfile
+    from vcal_dist.errors import ModelError
+
+    path = run / CHECKPOINT
+    if not path.is_file():
+        return Progress()
+    state = tensorfile.read(path)
+    try:
+        schedule = state["schedule"]
+        step, leg, batch, phase = (schedule[key] for key in ("steps", "leg", "batch", "phase"))
+        cycle = (phase or {}).get("cycle", {}).get("total_steps")
+    except (KeyError, TypeError, AttributeError):
+        raise ModelError(f"{path} is not a checkpoint of this version; use the version that wrote it") from None
+    written = time_of(path)
+    if phase is None:
+        return Progress(step, trained=True, written=written)
+    name, after = _phase_at(records(run), step, leg, batch)
+    steps = None if "done" not in phase else _steps_of(run, name, cycle)
+    return Progress(step, name, phase.get("done", batch), steps, after, written=written)
+
+
+def _phase_at(rows: list[dict[str, str]], step: int, leg: int, batch: int) -> tuple[str | None, str | None]:
+    """The phase of a checkpoint, and the last one with a record.
+
+    A checkpoint does not name its phase. Records do: one at the end of every leg, and some within it.
+    """
+    before = [row for row in rows if int(row["step"]) <= step]
+    later = [row for row in rows if int(row["step"]) > step]
+    after = before[-1]["phase"] if before else None
+    if before and batch and int(before[-1]["step"]) > step - batch:  # a record of the same leg
+        return after, after
+    if later:  # training went on after the checkpoint, and was recorded in the same leg
+        return later[0]["phase"], after
+    return (after if leg else None), after
+
+
+def _steps_of(run: Path, stage: str | None, cycle: int | None) -> int | None:
+    """How many steps a stage has: as configured, or where that is in epochs as its learning rate was planned."""
+    from vcal_dist.errors import ConfigError
+
+    try:
+        fit = read_config(run).fit
+    except ConfigError:
+        return cycle
+    if stage not in fit.stages or getattr(fit, stage).epochs is not None:
+        return cycle
+    steps: int | None = getattr(fit, stage).steps
+    return fit.stages[stage].steps if steps is None else steps
+
+
+def read_config(run: Path) -> Config:
+    """The configuration of a run; raises ConfigError if it is damaged."""
+    import yaml
+
+    from vcal_dist.config import Config
+    from vcal_dist.errors import ConfigError
+
+    path = run / CONFIG
+    try:
+        return Config.parse(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def records(run: Path) -> list[dict[str, str]]:
+    """The sound rows of the metrics, in their order; a writer that died may have left the last one in half."""
+    try:
+        with (run / METRICS).open(encoding="utf-8", newline="") as file:
+            return [row for row in csv.DictReader(file) if _is_sound(row)]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
+
+
+def _is_sound(row: dict[str, str]) -> bool:
+    return bool((row.get("step") or "").isdecimal() and row.get("phase") and real(row.get("seconds")) is not None)
+
+
+def real(text: str | None) -> float | None:
+    """A finite number in a text, or None."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def time_of(path: Path) -> str:
+    """When a file was written, in local time."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def resume_command(run: Path) -> str:
+    """What a user types to go on with a run."""
+    from vcal_dist.errors import ConfigError
+
+    command = ["vcal", "train", str(run / CONFIG)]
+    try:
+        output = read_config(run).output
+    except ConfigError:
+        output = None
+    if output is None or Path(output).resolve() != run.resolve():  # it was moved, or begun in another directory
+        command.append(f"output={run}")
+    return shlex.join(command)
+
+
+def load_posterior(path: str | Path) -> Posterior:
+    """The posterior of a finished run; otherwise an error that says what the path holds in place of one."""
+    from vcal_dist.errors import ModelError
+    from vcal_dist.posterior import Posterior
+
+    run = Path(path)
+    if "://" in str(path):
+        raise ModelError(f"{path} is a URL; a run is a local directory: copy it here first")
+    if run.is_file() or (run / POSTERIOR).is_file():
+        return Posterior.load(run)
+    if is_run(run):
+        try:
+            found = progress(run)
+        except ModelError as error:
+            raise ModelError(f"the run in {run} is not finished, and cannot go on: {error}") from None
+        when = "" if found.written is None else f" (last checkpoint: {found.written})"
+        raise ModelError(f"the run in {run} is not finished: {found}{when}; go on with: {resume_command(run)}")
+    if not run.exists():
+        raise ModelError(f"there is no run at {run}; check the path, or train one with: vcal train CONFIG")
+    if _is_store(run):
+        cure = shlex.join(["vcal", "train", "CONFIG", f"store={run}"])
+        raise ModelError(f"{run} is a store of data, not a run; train one from it with: {cure}")
+    held = sorted(item.name for item in run.iterdir())
+    raise ModelError(
+        f"{run} is not a run: it has neither {POSTERIOR} nor {CONFIG}, but {', '.join(held[:5]) or 'nothing'}"
+        f"{', …' if len(held) > 5 else ''}"
+    )
+
+
+def _is_store(path: Path) -> bool:
+    import storage
+
+    try:
+        storage.open(path)
+    except storage.StoreError:
+        return False
+    return True
