@@ -1,0 +1,411 @@
+"""The posterior of a calibration: what is known of θ and of the process, in the user's units, kept in a directory.
+
+    posterior = Posterior.load("runs/borehole")
+    posterior.summary()
+    posterior.predict(x).mean, posterior.predict(x, "discrepancy", samples=20).samples
+
+`posterior.safetensors` holds all of it: problem, scaling, model, q(θ̃, w) and a record of how it was found.
+`posterior.nc` holds draws of θ for ArviZ.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from storage.checks import find_faults
+from storage.problem import Column, Problem, parse_problem
+from vcal_dist import tensorfile
+from vcal_dist.batches import Scaling
+from vcal_dist.calibration import CalibrationModel, ModelSettings
+from vcal_dist.errors import ModelError
+from vcal_dist.fullrank import Arrow, FullRank, factorise
+from vcal_dist.likelihoods import Gaussian, StudentT
+from vcal_dist.predictive import Inputs, What, draw_ensemble, users_moments, users_samples
+from vcal_dist.priors import ThetaPrior
+from vcal_dist.theta import ThetaPosterior
+from vcal_dist.transforms import OutputScaling, TransformSettings
+from vcal_dist.weights import MeanField, Weights
+
+Array = NDArray[np.float64]
+FORMAT, SCHEMA = "vcal-dist posterior", 1
+FILE, DRAWS_FILE = "posterior.safetensors", "posterior.nc"
+CORRELATION_DRAWS = 2**17  # a standard error of 0.003
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_MODEL: TypeAdapter[ModelSettings] = TypeAdapter(ModelSettings)
+_TRANSFORMS: TypeAdapter[tuple[TransformSettings, ...]] = TypeAdapter(tuple[TransformSettings, ...])
+
+
+class Found(Protocol):
+    """What a posterior takes from a fit."""
+
+    @property
+    def model(self) -> CalibrationModel: ...
+
+    @property
+    def components(self) -> Sequence[Weights]: ...
+
+    @property
+    def log_weights(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class ParameterSummary:
+    """One θ in the user's units; low and high have equal tails outside."""
+
+    name: str
+    unit: str
+    prior: str
+    mean: float
+    sd: float
+    low: float
+    median: float
+    high: float
+
+
+class Predicted(NamedTuple):
+    """A prediction in the user's units for B rows and K outputs."""
+
+    mean: Array  # (B, K)
+    sd: Array  # (B, K)
+    samples: Array | None  # (samples, B, K), each a function of x
+
+
+class Posterior:
+    """θ, the emulator, the discrepancy and the process after calibration. It does not change.
+
+    A mixture of `components`, joint Gaussians over θ̃ and weights, with `log_weights`. `record` is whatever JSON can
+    hold about how it was found.
+    """
+
+    def __init__(
+        self,
+        scaling: Scaling,
+        model: CalibrationModel,
+        components: Sequence[Weights],
+        log_weights: Tensor,
+        record: Mapping[str, Any],
+    ) -> None:
+        self.problem, self.scaling, self.model = scaling.problem, scaling, model
+        self.components, self.log_weights, self.record = list(components), log_weights, dict(record)
+
+    @classmethod
+    def from_fitted(
+        cls, problem: Problem, scaling: Scaling, fitted: Found, record: Mapping[str, Any] | None = None
+    ) -> Self:
+        """A copy of what a fit has found, on its device; training may go on without changing it."""
+        model, prior = fitted.model, ThetaPrior.from_problem(problem)
+        for name, of_model, of_problem in (
+            ("problem", scaling.problem, problem),
+            ("priors", model.prior.priors, prior.priors),
+            ("bounds of the calibration inputs", model.prior.bounds, prior.bounds),
+            ("number of control inputs", model.controls, len(problem.control_inputs)),
+            ("number of outputs", model.outputs, len(problem.outputs)),
+            ("precision", model.dtype, scaling.dtype),
+        ):
+            if of_model != of_problem:
+                raise ModelError(f"the {name} of the model, {of_model}, is not that of the problem, {of_problem}")
+        live = cls(scaling, model, fitted.components, fitted.log_weights, record or {})
+        # By the way that a file is read, so that a loaded posterior predicts the same to the last bit.
+        return cls._from_tree(live._tree(), problem, model.kappa.device)
+
+    # --- θ ----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def theta(self) -> ThetaPosterior:
+        """The posterior of θ: densities, quantiles, intervals."""
+        moments = [q.theta_moments() for q in self.components]
+        means = torch.stack([mean.detach().double() for mean, _ in moments])
+        covariances = torch.stack([covariance.detach().double() for _, covariance in moments])
+        return ThetaPosterior(self.model.prior, means, covariances, self.log_weights)
+
+    def sample(self, count: int, seed: int = 0) -> Array:
+        """Draws of θ, (count, d2)."""
+        generator = torch.Generator(self.theta.means.device).manual_seed(seed)
+        return _numpy(self.theta.sample(count, generator))
+
+    def summary(self, level: float = 0.9) -> list[ParameterSummary]:
+        """Every parameter's moments, median and interval of probability `level`."""
+        theta, inputs = self.theta, self.problem.calibration_inputs
+        half = theta.means.new_tensor([0.5])
+        return [
+            ParameterSummary(v.name, v.unit, str(v.prior), mean, sd, low, float(theta.quantile(j, half)), high)
+            for j, (v, mean, sd) in enumerate(zip(inputs, theta.mean().tolist(), theta.sd().tolist(), strict=True))
+            for low, high in [theta.interval(j, level)]
+        ]
+
+    def correlation(self) -> Array:
+        """Correlations of θ itself, (d2, d2), from draws. (`theta.correlation()` is that of θ̃.)"""
+        found: Array = np.atleast_2d(np.corrcoef(self.sample(CORRELATION_DRAWS), rowvar=False))
+        return found
+
+    @property
+    def noise(self) -> dict[str, float]:
+        """σ_y of every output, without the emulator's residual: a standard deviation, for Student-t the scale.
+
+        It is in the user's units where the output has no transform T, and in those of T(y) otherwise. Counts and
+        classes have none.
+        """
+        likelihood, outputs = self.model.likelihood_y, self.scaling.outputs
+        if not isinstance(likelihood, Gaussian | StudentT):
+            return {}
+        return dict(zip(outputs.names, _numpy(likelihood.noise_variance().sqrt() * outputs.sd).tolist(), strict=True))
+
+    def __repr__(self) -> str:
+        rows = [
+            (s.name, f"{s.mean:.4g}", f"± {s.sd:.2g}", f"[{s.low:.4g}, {s.high:.4g}]", s.unit, f"prior {s.prior}")
+            for s in self.summary()
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        count = len(self.components)
+        parts = f"{self.model.kind} discrepancy, {count} component{'s' if count > 1 else ''}, 90 % intervals"
+        return "\n  ".join([f"<posterior of '{self.problem.name}': {parts}", *lines]) + ">"
+
+    # --- predictions ------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        x: ArrayLike,
+        what: What = "process",
+        *,
+        t: ArrayLike | None = None,
+        noise: ArrayLike | None = None,
+        samples: int = 0,
+        draws: int = 256,
+        seed: int = 0,
+        extrapolate: bool = False,
+    ) -> Predicted:
+        """Mean, standard deviation and, on request, samples at control inputs x (B, d1), or (B,) where d1 is 1.
+
+        - "process": f(x, θ), the truth behind observations; T⁻¹(f) under a transform T of the outputs, and for counts
+          and classes the mean of y given f;
+        - "emulator": η(x, θ), likewise; at calibration inputs `t`, (d2,) or (B, d2), in place of θ if they are given;
+        - "discrepancy": the process minus the emulator;
+        - "observation": a new y, the process with the emulator's residual and noise, that of the model and the
+          observation's own standard deviation `noise` (B, K). (Under a transform, that is added to y, not to T(y).)
+
+        Process and emulator leave the emulator's residual out: it is noise, no function of x. Without transforms,
+        counts or classes, mean and sd are those of `draws` conditional Gaussians, else of `draws` samples. x and t
+        outside the problem's bounds are refused unless `extrapolate`.
+        """
+        if t is not None and what != "emulator":
+            raise ModelError(f"t is given for '{what}'; only the emulator is predicted at chosen calibration inputs")
+        if noise is not None and what != "observation":
+            raise ModelError(f"noise is given for '{what}'; only an observation has noise")
+        block: dict[str, ArrayLike] = {"x": x}
+        block |= {name: value for name, value in (("t", t), ("noise", noise)) if value is not None}
+        options: dict[str, Any] = {"samples": samples, "draws": draws, "seed": seed, "extrapolate": extrapolate}
+        return next(self.predict_batches([block], what, **options))
+
+    def predict_batches(
+        self,
+        blocks: Iterable[ArrayLike | Mapping[str, ArrayLike]],
+        what: What = "process",
+        *,
+        samples: int = 0,
+        draws: int = 256,
+        seed: int = 0,
+        extrapolate: bool = False,
+    ) -> Iterator[Predicted]:
+        """Predictions of one block of rows after another: what is in memory does not grow with their number.
+
+        A block is x, or a mapping such as `Table.read_block` of a store gives: its "x", its "t" for the emulator and
+        its "noise" for observations, if it has them, are used. A sample is the same function in all blocks.
+        """
+        if what not in get_args(What):
+            raise ModelError(f"what is '{what}'; accepted: {', '.join(get_args(What))}")
+        if samples < 0:
+            raise ModelError(f"samples is {samples}; accepted: 0 or more")
+        mixture = (self.model, self.components, self.log_weights)
+        of_moments = draw_ensemble(*mixture, draws, seed)
+        of_samples = draw_ensemble(*mixture, samples, seed) if samples else None
+        generator = torch.Generator(self.model.kappa.device).manual_seed(seed)
+
+        def predicted() -> Iterator[Predicted]:
+            for block in blocks:
+                inputs = self._inputs(block, what, extrapolate)
+                mean, sd = users_moments(of_moments, self.scaling.outputs, inputs, what, generator)
+                functions = None
+                if of_samples is not None:
+                    functions = _numpy(users_samples(of_samples, self.scaling.outputs, inputs, what, generator))
+                yield Predicted(_numpy(mean), _numpy(sd), functions)
+
+        return predicted()
+
+    def _inputs(self, block: ArrayLike | Mapping[str, ArrayLike], what: What, extrapolate: bool) -> Inputs:
+        """A block in the model's units, or an error that names what is wrong with it."""
+        parts: Mapping[str, ArrayLike] = block if isinstance(block, Mapping) else {"x": block}
+        if "x" not in parts:
+            raise ModelError(f"a block has {', '.join(parts) or 'nothing'}; it needs x, the control inputs")
+        columns, low, width = self.problem.runs_columns, self.scaling.low, self.scaling.width
+        d1, device = self.scaling.controls, self.model.kappa.device
+        values = _matrix("x", parts["x"], columns["x"])
+        _check_bounds("x", values, columns["x"], extrapolate)
+        x = ((torch.from_numpy(values).to(device) - low[:d1]) / width[:d1]).to(self.scaling.dtype)
+        t = noise = None
+        if what == "emulator" and "t" in parts:
+            chosen = np.asarray(parts["t"])
+            if chosen.shape == (len(columns["t"]),):  # one point for all rows
+                chosen = np.broadcast_to(chosen, (len(values), len(columns["t"])))
+            chosen = _matrix("t", chosen, columns["t"], len(values))
+            _check_bounds("t", chosen, columns["t"], extrapolate)
+            t = (torch.from_numpy(chosen).to(device) - low[d1:]) / width[d1:]
+        if what == "observation" and "noise" in parts:
+            if not self.model.likelihood_y.takes_noise:
+                raise ModelError(f"noise is given, but a {self.model.likelihood_y.kind} likelihood has none to add to")
+            own = _matrix("noise", parts["noise"], columns["z"], len(values))
+            if (own < 0).any() or np.isinf(own).any():
+                raise ModelError(f"noise ranges from {own.min():g} to {own.max():g}; accepted: standard deviations")
+            noise = torch.from_numpy(own).to(device)
+        return Inputs(x, t, noise)
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path) -> None:
+        """Writes `posterior.safetensors` and `posterior.nc`, each in one step."""
+        from vcal_dist.inference_data import to_inference_data, write_netcdf
+
+        tensorfile.write(Path(directory) / FILE, self._tree())
+        write_netcdf(Path(directory) / DRAWS_FILE, to_inference_data(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The posterior in a directory, or in its file, on the CPU. Nothing in the file is run as code."""
+        path = Path(path)
+        path = path / FILE if path.is_dir() else path
+        tree = tensorfile.read(path)
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            raise ModelError(f"{path} is a file of vcal-dist, but not a posterior")
+        if tree.get("schema") != SCHEMA:
+            raise ModelError(
+                f"{path} has schema {tree.get('schema')}; this version of vcal-dist reads schema {SCHEMA}: "
+                "use the one that wrote it"
+            )
+        try:
+            problem = parse_problem(tree["problem"], source=str(path))
+            return cls._from_tree(tree, problem, torch.device("cpu"))
+        except KeyError as error:
+            raise ModelError(f"{path} is not a whole posterior: it has no {error}") from error
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelError(f"{path} is not a sound posterior: {error}") from error
+
+    def _tree(self) -> dict[str, Any]:
+        """Everything, as `tensorfile` keeps it."""
+        outputs = self.scaling.outputs
+        return {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "problem": self.problem.model_dump(mode="json"),
+            "scaling": {
+                "transforms": _TRANSFORMS.dump_python(outputs.transforms, mode="json"),
+                "mean": outputs.mean,
+                "sd": outputs.sd,
+            },
+            "model": {
+                "settings": _MODEL.dump_python(self.model.settings, mode="json"),
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                "state": self.model.state_dict(),
+            },
+            "components": [_component_tree(q) for q in self.components],
+            "log_weights": self.log_weights,
+            "record": self.record,
+        }
+
+    @classmethod
+    def _from_tree(cls, tree: dict[str, Any], problem: Problem, device: torch.device) -> Self:
+        names = [output.name for output in problem.outputs]
+        scaled, described, dtype = tree["scaling"], tree["model"], DTYPES[tree["model"]["dtype"]]
+        transforms = _TRANSFORMS.validate_python(scaled["transforms"])
+        scaling = Scaling(problem, OutputScaling(transforms, scaled["mean"], scaled["sd"], names), dtype)
+        settings = _MODEL.validate_python(described["settings"])
+        prior = ThetaPrior.from_problem(problem)
+        model = CalibrationModel(len(problem.control_inputs), prior, len(names), settings, dtype=dtype)
+        model.load_state_dict(described["state"])
+        components = [_component(part, model) for part in tree["components"]]
+        log_weights = tree["log_weights"]
+        if log_weights.shape != (len(components),) or not components:
+            raise ModelError(f"there are {len(components)} components, and log weights {tuple(log_weights.shape)}")
+        parts: list[nn.Module] = [scaling, model, *components]
+        for part in parts:
+            part.to(device).requires_grad_(False)
+        log_weights = log_weights.detach().double().to(device).log_softmax(0)
+        return cls(scaling, model, components, log_weights, copy.deepcopy(tree["record"]))
+
+
+def _component_tree(q: Weights) -> dict[str, Any]:
+    assert isinstance(q, FullRank | MeanField)
+    return {
+        "family": "fullrank" if isinstance(q, FullRank) else "meanfield",
+        "theta_dim": q.theta_dim,
+        "outputs": q.outputs,
+        "width": q.width,
+        "absorbed": isinstance(q, FullRank) and q.absorbed,
+        "dtype": str(q.mean.dtype).removeprefix("torch."),
+        "state": q.state_dict(),
+    }
+
+
+def _component(tree: dict[str, Any], model: CalibrationModel) -> FullRank | MeanField:
+    shape = (tree["theta_dim"], tree["outputs"], tree["width"])
+    if shape != (model.prior.dim, model.outputs, model.width):
+        raise ModelError(
+            f"a component has {shape[0]} parameters, {shape[1]} outputs and {shape[2]} weights; the model has "
+            f"{model.prior.dim}, {model.outputs} and {model.width}"
+        )
+    q: FullRank | MeanField
+    match tree["family"]:
+        case "fullrank":
+            precision = Arrow(*(tree["state"][f"precision_{part}"] for part in Arrow._fields))
+            if factorise(precision) is None:
+                raise ModelError("the precision of a component is not positive definite")
+            q = FullRank(*shape, absorbed=tree["absorbed"])
+        case "meanfield":
+            q = MeanField(*shape, dtype=DTYPES[tree["dtype"]])
+        case family:
+            raise ModelError(f"a component is of the family '{family}'; accepted: fullrank, meanfield")
+    q.load_state_dict(tree["state"])
+    return q
+
+
+def _matrix(name: str, values: ArrayLike, columns: Sequence[Column], rows: int | None = None) -> Array:
+    """Values as (rows, columns); a single column may come without its dimension."""
+    try:
+        matrix = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{name} is not an array of numbers ({error})") from None
+    if matrix.ndim == 1 and len(columns) == 1:
+        matrix = matrix[:, None]
+    if matrix.ndim != 2 or matrix.shape[1] != len(columns) or rows not in (None, len(matrix)):
+        names = ", ".join(column.name for column in columns)
+        raise ModelError(
+            f"{name} has shape {np.shape(values)}; accepted: ({'rows' if rows is None else rows}, {len(columns)}), "
+            f"a column for each of {names}"
+        )
+    return matrix
+
+
+def _check_bounds(name: str, values: Array, columns: Sequence[Column], extrapolate: bool) -> None:
+    if extrapolate:
+        columns = [Column(name=column.name) for column in columns]
+    faults, _ = find_faults(values, columns)
+    if faults:
+        cure = (
+            "correct them" if extrapolate else "correct them, or predict with extrapolate=True where there are no data"
+        )
+        raise ModelError(f"{name}: {'; '.join(map(str, faults))} (rows counted from 0): {cure}")
+
+
+def _numpy(tensor: Tensor) -> Array:
+    values: Array = tensor.detach().double().cpu().numpy()
+    return values

@@ -1,0 +1,307 @@
+"""Predictions of a fitted model at control inputs x, in the model's units and in the user's.
+
+    process f(x, θ)         emulator η(x, θ) or η(x, t)         discrepancy f − η
+
+q is a mixture of components (`vcal_dist.weights`). An `Ensemble` holds S joint draws of what is uncertain: component,
+θ̃, weights w, and the noise of hidden layers and frequencies, each shared by all rows. So a draw is a function of x, and
+rows may come in any blocks. Two answers follow from it:
+
+- `sampled_process`, `sampled_emulator`: the draws themselves, (S, B, K);
+- `moments`: mean and variance, (B, K), of S conditional Gaussians: the last layers' weights are integrated out in
+  closed form given the rest (under g, which is not linear in η, those of g given those of η), so that what is left to
+  Monte Carlo is of few dimensions. θ̃ comes from scrambled Sobol points, more even than random ones.
+
+The emulator's residual (`CalibrationModel.residual_variance`) is not a function of x that could be drawn: it belongs to
+the noise of observations, and is left out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from vcal_dist.calibration import ETA_NOISE, CalibrationModel, join
+from vcal_dist.errors import ModelError
+from vcal_dist.gp import Draw
+from vcal_dist.likelihoods import Bernoulli, Likelihood, Poisson
+from vcal_dist.noise import shared_normal
+from vcal_dist.transforms import OutputScaling
+from vcal_dist.weights import Weights
+
+Function = Literal["process", "emulator", "discrepancy"]
+What = Literal["process", "emulator", "discrepancy", "observation"]
+PREDICTION = 103  # in the keys of the noise, apart from what training draws
+NUMBERS = 2**22  # features over all draws and rows of a block: 32 MB of float64
+SOBOL_BITS = 30  # of the points that torch draws
+
+
+@dataclass(frozen=True)
+class Group:
+    """The draws that come from one component."""
+
+    q: Weights
+    theta: Tensor  # θ̃ (S_c, d2)
+    places: Tensor  # (S_c,) where these draws stand among all
+    key: tuple[int, ...]
+
+    @property
+    def draw(self) -> Draw:
+        """The noise of hidden layers: the same for all rows."""
+        return Draw(self.key, len(self.theta))
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """w (S_c, K, D); for g, η's are those that `CalibrationModel.predict` draws too."""
+        shape = (len(self.theta), self.q.outputs, self.q.width)
+        noise = shared_normal((*self.key, ETA_NOISE), shape, dtype=torch.float64, device=self.theta.device)
+        return self.q.sample(noise, self.theta).double()
+
+
+class Ensemble(NamedTuple):
+    """S joint draws, by component."""
+
+    model: CalibrationModel
+    groups: list[Group]
+    size: int  # S
+
+    def blocks(self, rows: int, columns: int = 0) -> Iterator[slice]:
+        """Rows to predict at once, where a row takes so many numbers for every draw, or what its features take."""
+        size = max(1, NUMBERS // (self.size * max(self.model.width, columns)))
+        return (slice(start, start + size) for start in range(0, rows, size))
+
+    def over(self, compute: Callable[[Group], Tensor]) -> Tensor:
+        """What a function gives for the draws of each component, (S_c, …), in the order of all draws: (S, …)."""
+        parts = [compute(group) for group in self.groups]
+        order = torch.cat([group.places for group in self.groups]).argsort()
+        return torch.cat(parts)[order]
+
+
+@torch.no_grad()
+def draw_ensemble(
+    model: CalibrationModel, components: Sequence[Weights], log_weights: Tensor, draws: int, seed: int
+) -> Ensemble:
+    """Draws in random order, a function of the seed only; of a component as many as its weight says, up to one."""
+    if draws < 1:
+        raise ModelError(f"the number of draws is {draws}; accepted: 1 or more")
+    if not 0 <= seed < 2**63:
+        raise ModelError(f"seed is {seed}; accepted: 0 to 2⁶³ − 1")
+    device = model.kappa.device
+    # Numbers of components, by systematic sampling: the k-th draw is where their summed weights pass (k + u)/S.
+    u = torch.special.ndtr(shared_normal((seed, PREDICTION), (1,), dtype=torch.float64, device=torch.device("cpu")))
+    summed = log_weights.detach().double().cpu().softmax(0).cumsum(0)
+    of_draw = torch.searchsorted(summed, (torch.arange(draws) + u) / draws).clamp(max=len(components) - 1)
+    order = shared_normal((seed, PREDICTION, 0), (draws,), dtype=torch.float64, device=torch.device("cpu")).argsort()
+    groups = []
+    for c, q in enumerate(components):
+        places = order[of_draw == c]
+        if len(places):
+            key = (seed, PREDICTION, 1 + c)
+            theta = q.theta(_sobol_normal(len(places), q.theta_dim, key).to(device))
+            groups.append(Group(q, theta, places.to(device), key))
+    return Ensemble(model, groups, draws)
+
+
+@torch.no_grad()
+def conditional_moments(
+    ensemble: Ensemble, x: Tensor, what: Function = "process", t: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance (S, B, K) over the last layers' weights, given each draw of the rest.
+
+    `t` (B, d2), on the unit cube, takes the place of θ in the emulator: its weights are then those of all θ̃ together.
+    """
+    both = ensemble.over(lambda group: torch.stack(_given(ensemble.model, group, x, what, t), 1))  # (S, 2, B, K)
+    return both[:, 0], both[:, 1]
+
+
+@torch.no_grad()
+def moments(
+    ensemble: Ensemble, x: Tensor, what: Function = "process", t: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance, (B, K), at any number of rows."""
+    blocks = [
+        total(*conditional_moments(ensemble, x[rows], what, None if t is None else t[rows]))
+        for rows in ensemble.blocks(len(x))
+    ]
+    if not blocks:
+        empty = torch.zeros(0, ensemble.model.outputs, dtype=torch.float64, device=x.device)
+        return empty, empty
+    mean, var = zip(*blocks, strict=True)
+    return torch.cat(mean), torch.cat(var)
+
+
+def total(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments over draws from those given each: Var = E[var] + Var[mean]. (S, B, K) → (B, K)."""
+    centre = mean.mean(0)
+    return centre, var.mean(0) + (mean - centre).square().mean(0)
+
+
+@torch.no_grad()
+def sampled_emulator(ensemble: Ensemble, x: Tensor, t: Tensor | None = None) -> Tensor:
+    """η at every draw, (S, B, K): at its own θ, or at t (B, d2) on the unit cube."""
+    return ensemble.over(lambda group: _eta(ensemble.model, group, x, t))
+
+
+@torch.no_grad()
+def sampled_process(ensemble: Ensemble, x: Tensor) -> tuple[Tensor, Tensor]:
+    """f and η at every draw and its own θ, both (S, B, K)."""
+    model = ensemble.model
+
+    def of_group(group: Group) -> Tensor:
+        eta = _eta(model, group, x, None)
+        last = group.weights[..., model.eta.width :].mT  # (S_c, M_δ, K)
+        if model.delta is None:
+            f = model.kappa * eta
+        elif model.kind == "general":
+            f = eta + model.phi_g(eta, x, group.draw).double() @ last
+        else:
+            f = model.kappa * eta + model.delta(x, group.draw).double() @ last
+        return torch.stack([f, eta], 1)
+
+    both = ensemble.over(of_group)  # (S, 2, B, K)
+    return both[:, 0], both[:, 1]
+
+
+# --- from the model's units to the user's ----------------------------------------------------------------------------
+
+
+class Inputs(NamedTuple):
+    """Where to predict."""
+
+    x: Tensor  # (B, d1) on the unit cube
+    t: Tensor | None = None  # (B, d2) on the unit cube, in place of θ
+    noise: Tensor | None = None  # (B, K) of observations, in the user's units
+
+    def rows(self, rows: slice) -> Inputs:
+        """Some of them."""
+        return Inputs(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def users_moments(
+    ensemble: Ensemble, outputs: OutputScaling, inputs: Inputs, what: What, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (B, K): exact given the draws where units are affine in f, else those of samples."""
+    model = ensemble.model
+    likelihoods = {"emulator": [model.likelihood_z], "discrepancy": [model.likelihood_y, model.likelihood_z]}
+    if not all(is_affine(likelihood, outputs) for likelihood in likelihoods.get(what, [model.likelihood_y])):
+        draws = users_samples(ensemble, outputs, inputs, what, generator)
+        mean = draws.mean(0)
+        return mean, (draws - mean).square().mean(0).sqrt()
+    mean, var = moments(ensemble, inputs.x, "process" if what == "observation" else what, inputs.t)
+    if what == "observation":  # y = f + noise: what the noise adds does not depend on the draw
+        own = None if inputs.noise is None else inputs.noise / outputs.sd
+        mean, var = model.likelihood_y.moments(mean, var, own, model.residual_variance())
+    return mean * outputs.sd + (0.0 if what == "discrepancy" else outputs.mean), var.sqrt() * outputs.sd
+
+
+@torch.no_grad()
+def users_samples(
+    ensemble: Ensemble, outputs: OutputScaling, inputs: Inputs, what: What, generator: torch.Generator
+) -> Tensor:
+    """Draws (S, B, K); the generator is for the noise of observations."""
+    model = ensemble.model
+    parts = [torch.zeros(ensemble.size, 0, model.outputs, dtype=torch.float64, device=inputs.x.device)]
+    for x, t, noise in map(inputs.rows, ensemble.blocks(len(inputs.x))):
+        if what == "emulator":
+            parts.append(in_users_units(model.likelihood_z, outputs, sampled_emulator(ensemble, x, t)))
+            continue
+        f, eta = sampled_process(ensemble, x)
+        if what == "observation":
+            residual, likelihood = model.residual_variance(), model.likelihood_y
+            if noise is None or is_affine(likelihood, outputs):
+                own = None if noise is None else noise / outputs.sd
+                parts.append(outputs.inverse(sample_outcome(likelihood, f, generator, own, residual)))
+            else:
+                y = outputs.inverse(sample_outcome(likelihood, f, generator, None, residual))
+                parts.append(y + noise * _randn_like(y, generator))
+            continue
+        process = in_users_units(model.likelihood_y, outputs, f)
+        emulator = in_users_units(model.likelihood_z, outputs, eta) if what == "discrepancy" else 0.0
+        parts.append(process - emulator)
+    return torch.cat(parts, 1)
+
+
+def is_affine(likelihood: Likelihood, outputs: OutputScaling) -> bool:
+    """Whether the user's units are those of f up to a shift and a factor: no transform, and y lies around f."""
+    plain = all(transform.kind == "none" for transform in outputs.transforms)
+    return plain and not isinstance(likelihood, Poisson | Bernoulli)
+
+
+def in_users_units(likelihood: Likelihood, outputs: OutputScaling, f: Tensor) -> Tensor:
+    """What y would be without noise, (..., K): T⁻¹(f), and for counts and classes the mean of y given f."""
+    if isinstance(likelihood, Poisson):
+        f = f.exp()
+    elif isinstance(likelihood, Bernoulli):
+        f = f.sigmoid()
+    return outputs.inverse(f)
+
+
+def sample_outcome(
+    likelihood: Likelihood, f: Tensor, generator: torch.Generator, noise: Tensor | None, extra: Tensor | None
+) -> Tensor:
+    """One scaled y for every f, around which there is more variance `extra` (K,)."""
+    if extra is not None:
+        f = f + extra.sqrt() * _randn_like(f, generator)
+    return likelihood.sample(f, generator, noise)
+
+
+def _randn_like(f: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
+
+
+# --- one component ---------------------------------------------------------------------------------------------------
+
+
+def _given(model: CalibrationModel, group: Group, x: Tensor, what: Function, t: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and variance (S_c, B, K) given the draws of a component."""
+    q, theta, draw = group.q, group.theta, group.draw
+    if what == "emulator":
+        if t is not None:
+            mean, var = q.moments(_phi(model, group, x, t), model.columns_eta)
+        else:
+            mean, var = q.moments(_phi(model, group, x, None), model.columns_eta, theta)
+    elif what == "process" or model.kind == "general":
+        f = model.predict(q, x, theta, model.rows_of_theta(theta, len(x)), draw)
+        mean, var = f.mean, f.var
+        if what == "discrepancy":
+            assert f.eta is not None
+            mean = mean - f.eta
+    else:  # f − η = [(κ − 1)φ_η, φ_δ]·w
+        phi_delta = None if model.delta is None else model.delta(x, draw)
+        if model.settings.free_kappa:
+            phi_eta = _phi(model, group, x, None)
+            psi = join(phi_eta * (model.kappa - 1).to(phi_eta.dtype), phi_delta)
+            mean, var = q.moments(psi, theta=theta)
+        elif phi_delta is not None:  # does not depend on θ̃, which can be integrated out as well
+            mean, var = q.moments(phi_delta, slice(model.eta.width, None))
+        else:
+            mean = var = torch.zeros((), device=x.device)
+    shape = (len(theta), len(x), model.outputs)  # without hidden layers, some features are the same for all draws
+    return mean.double().expand(shape), var.double().expand(shape)
+
+
+def _phi(model: CalibrationModel, group: Group, x: Tensor, t: Tensor | None) -> Tensor:
+    """η's features (S_c, B, M), at t without noise of hidden layers (B, M)."""
+    if t is None:
+        return model.phi_eta(x, model.rows_of_theta(group.theta, len(x)), group.draw)
+    features: Tensor = model.eta(torch.cat([x, t.to(x.dtype)], -1), group.draw)
+    return features
+
+
+def _eta(model: CalibrationModel, group: Group, x: Tensor, t: Tensor | None) -> Tensor:
+    """η (S_c, B, K) with the drawn weights."""
+    return _phi(model, group, x, t).double() @ group.weights[..., model.columns_eta].mT
+
+
+def _sobol_normal(count: int, dim: int, key: tuple[int, ...]) -> Tensor:
+    """Standard normal numbers (count, dim) from scrambled Sobol points."""
+    # The engine's seed, of 32 bits, is a hash of the key.
+    seed = int(shared_normal(key, (1,), dtype=torch.float64, device=torch.device("cpu")).view(torch.int64)) % 2**32
+    points = SobolEngine(dim, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+    return torch.special.ndtri(points + 2.0 ** -(SOBOL_BITS + 1))  # never 0, where it is infinite
