@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vcal_dist.errors import ModelError
-from vcal_dist.fullrank import FullRank
+from vcal_dist.fullrank import Arrow, FullRank, factorise
 from vcal_dist.weights import MeanField, Weights
 
 
@@ -23,10 +23,12 @@ def from_state(state: dict[str, Any]) -> Weights:
     tensors = state["tensors"]
     q: FullRank | MeanField
     if state["family"] == "fullrank":
+        if factorise(Arrow(*(tensors[f"precision_{part}"] for part in Arrow._fields))) is None:
+            raise ModelError("the precision of q(θ̃, w) is not positive definite")
         q = FullRank(*state["shape"], absorbed=state["absorbed"], device=tensors["mean"].device)
     elif state["family"] == "meanfield":
         q = MeanField(*state["shape"], dtype=tensors["mean"].dtype).to(tensors["mean"].device)
     else:
-        raise ModelError(f"the family of weights is '{state['family']}'; known: fullrank, meanfield")
+        raise ModelError(f"a q(θ̃, w) is of the family '{state['family']}'; accepted: fullrank, meanfield")
     q.load_state_dict(tensors)
     return q

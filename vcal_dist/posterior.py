@@ -29,13 +29,13 @@ from vcal_dist import tensorfile
 from vcal_dist.batches import Scaling
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
-from vcal_dist.fullrank import Arrow, FullRank, factorise
+from vcal_dist.families import from_state, to_state
 from vcal_dist.likelihoods import Gaussian, StudentT
 from vcal_dist.predictive import Inputs, What, draw_ensemble, users_moments, users_samples
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.transforms import OutputScaling, TransformSettings
-from vcal_dist.weights import MeanField, Weights
+from vcal_dist.weights import Weights
 
 Array = NDArray[np.float64]
 FORMAT, SCHEMA = "vcal-dist posterior", 1
@@ -317,7 +317,7 @@ class Posterior:
                 "dtype": str(self.model.dtype).removeprefix("torch."),
                 "state": self.model.state_dict(),
             },
-            "components": [_component_tree(q) for q in self.components],
+            "components": [to_state(q) for q in self.components],
             "log_weights": self.log_weights,
             "record": self.record,
         }
@@ -336,46 +336,21 @@ class Posterior:
         log_weights = tree["log_weights"]
         if log_weights.shape != (len(components),) or not components:
             raise ModelError(f"there are {len(components)} components, and log weights {tuple(log_weights.shape)}")
-        parts: list[nn.Module] = [scaling, model, *components]
-        for part in parts:
+        for part in (scaling, model, *components):
+            assert isinstance(part, nn.Module)
             part.to(device).requires_grad_(False)
         log_weights = log_weights.detach().double().to(device).log_softmax(0)
         return cls(scaling, model, components, log_weights, copy.deepcopy(tree["record"]))
 
 
-def _component_tree(q: Weights) -> dict[str, Any]:
-    assert isinstance(q, FullRank | MeanField)
-    return {
-        "family": "fullrank" if isinstance(q, FullRank) else "meanfield",
-        "theta_dim": q.theta_dim,
-        "outputs": q.outputs,
-        "width": q.width,
-        "absorbed": isinstance(q, FullRank) and q.absorbed,
-        "dtype": str(q.mean.dtype).removeprefix("torch."),
-        "state": q.state_dict(),
-    }
-
-
-def _component(tree: dict[str, Any], model: CalibrationModel) -> FullRank | MeanField:
-    shape = (tree["theta_dim"], tree["outputs"], tree["width"])
+def _component(state: dict[str, Any], model: CalibrationModel) -> Weights:
+    shape = tuple(state["shape"])
     if shape != (model.prior.dim, model.outputs, model.width):
         raise ModelError(
             f"a component has {shape[0]} parameters, {shape[1]} outputs and {shape[2]} weights; the model has "
             f"{model.prior.dim}, {model.outputs} and {model.width}"
         )
-    q: FullRank | MeanField
-    match tree["family"]:
-        case "fullrank":
-            precision = Arrow(*(tree["state"][f"precision_{part}"] for part in Arrow._fields))
-            if factorise(precision) is None:
-                raise ModelError("the precision of a component is not positive definite")
-            q = FullRank(*shape, absorbed=tree["absorbed"])
-        case "meanfield":
-            q = MeanField(*shape, dtype=DTYPES[tree["dtype"]])
-        case family:
-            raise ModelError(f"a component is of the family '{family}'; accepted: fullrank, meanfield")
-    q.load_state_dict(tree["state"])
-    return q
+    return from_state(state)
 
 
 def _matrix(name: str, values: ArrayLike, columns: Sequence[Column], rows: int | None = None) -> Array:
