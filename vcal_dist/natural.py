@@ -86,9 +86,9 @@ def runs_statistics(
         M = phi.shape[-1]
         curvature, gradient = _no_curvature(q), torch.zeros_like(q.mean)
         for k in range(q.outputs):
-            rows = _flat(phi.double()) @ q.frame_root[k, :M, :M]
-            curvature.weights[k, :M, :M] = rows.mT @ (rows * (-2 * _flat(c[..., k : k + 1])))
-            gradient[k, :M] = (rows * _flat(a[..., k : k + 1])).sum(0)
+            rows = flat(phi.double()) @ q.frame_root[k, :M, :M]
+            curvature.weights[k, :M, :M] = rows.mT @ (rows * (-2 * flat(c[..., k : k + 1])))
+            gradient[k, :M] = (rows * flat(a[..., k : k + 1])).sum(0)
     return Statistics(curvature, torch.zeros_like(q.theta_mean), gradient, expected(mean, var))
 
 
@@ -103,7 +103,7 @@ def observations_statistics(
 ) -> Statistics:
     """From a batch of observations, at samples of θ̃ (drawn here, unless they are given)."""
     theta = sample_theta(q, samples, key) if theta is None else theta
-    slope = _unit_slope(model, theta)  # (S, d2)
+    slope = unit_slope(model, theta)  # (S, d2)
     with torch.enable_grad():
         unit = model.rows_of_theta(theta, len(observations.x)).detach().contiguous().requires_grad_()
         f = model.predict(q, observations.x, theta, unit, Draw(key, len(theta), observations.row))
@@ -117,9 +117,13 @@ def observations_statistics(
         phi_eta = f.phi_eta.double()
         phi_delta = None if f.phi_delta is None else f.phi_delta.double()
         for k, (by_theta, link) in enumerate(jacobians):
-            a_k, c_k = _flat(a[..., k : k + 1]), _flat(c[..., k : k + 1])
-            design = _flat(join(phi_eta * (model.kappa if link is None else link.unsqueeze(-1)), phi_delta))  # ∂f/∂w
-            J_theta = _flat(by_theta.double() * slope.unsqueeze(-2))  # ∂f/∂θ̃ (SB, d2)
+            a_k, c_k = flat(a[..., k : k + 1]), flat(c[..., k : k + 1])
+            if link is not None:  # ∂f/∂w
+                design = flat(join(phi_eta * link.unsqueeze(-1), phi_delta))
+            else:
+                assert f.psi is not None
+                design = flat(f.psi.detach())
+            J_theta = flat(by_theta.double() * slope.unsqueeze(-2))  # ∂f/∂θ̃ (SB, d2)
             T, weighted = q.frame_root[k], design * (-2 * c_k)  # (D, D), (SB, D)
             curvature.weights[k] = T.mT @ (design.mT @ weighted) @ T
             curvature.cross[k] = (J_theta.mT @ weighted) @ T
@@ -128,7 +132,7 @@ def observations_statistics(
                 by_weights = design.mT @ a_k
             else:
                 assert phi_delta is not None
-                by_weights = _flat(join(phi_eta * by_eta[..., k : k + 1], phi_delta * a[..., k : k + 1])).sum(0)
+                by_weights = flat(join(phi_eta * by_eta[..., k : k + 1], phi_delta * a[..., k : k + 1])).sum(0)
             gradient[k] = T.mT @ by_weights.reshape(-1)
         gradient_theta = (by_unit.double().sum(-2) * slope).sum(0)
     return Statistics(curvature, gradient_theta, gradient, ell)
@@ -188,7 +192,7 @@ def _row_jacobian(mean: Tensor, unit: Tensor, eta: Tensor | None, k: int) -> tup
     return by_unit, by_eta[..., k]
 
 
-def _unit_slope(model: CalibrationModel, theta: Tensor) -> Tensor:
+def unit_slope(model: CalibrationModel, theta: Tensor) -> Tensor:
     """d unit/dθ̃, (S, d2): both are componentwise."""
     with torch.enable_grad():
         leaf = theta.detach().clone().requires_grad_()
@@ -199,6 +203,6 @@ def _no_curvature(q: FullRank) -> Arrow:
     return Arrow(*(torch.zeros_like(part) for part in q.precision))
 
 
-def _flat(rows: Tensor) -> Tensor:
+def flat(rows: Tensor) -> Tensor:
     """Samples and rows in one dimension."""
     return rows.reshape(-1, rows.shape[-1])
