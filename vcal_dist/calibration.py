@@ -63,7 +63,6 @@ class Prediction(NamedTuple):
     var: Tensor  # (S, B, K)
     phi_eta: Tensor  # (S, B, M_η)
     phi_delta: Tensor | None  # (B, M_δ) or (S, B, M_δ)
-    psi: Tensor | None  # (S, B, D) in float64: f = ψ·w, where it is linear in all weights
     unit: Tensor  # (S, B, d2) θ on the unit cube, a copy for every row
     eta: Tensor | None  # (S, B, K) the sampled η that g warps
 
@@ -165,11 +164,10 @@ class CalibrationModel(nn.Module):
             eta = phi_eta.to(first.dtype) @ first.mT  # (S, B, K)
             phi_g = self.phi_g(eta, x, draw)
             mean, var = q.moments_given(phi_g, first, theta)
-            return Prediction(eta + mean, var, phi_eta, phi_g, None, unit, eta)
+            return Prediction(eta + mean, var, phi_eta, phi_g, unit, eta)
         phi_delta = None if self.delta is None else self.delta(x, draw)
-        psi = self.design(phi_eta, phi_delta).double()
-        mean, var = q.moments(psi, theta=theta)
-        return Prediction(mean, var, phi_eta, phi_delta, psi, unit, None)
+        mean, var = q.moments(self.design(phi_eta, phi_delta), theta=theta)
+        return Prediction(mean, var, phi_eta, phi_delta, unit, None)
 
     def design(self, phi_eta: Tensor, phi_delta: Tensor | None) -> Tensor:
         """ψ = [κφ_η, φ_δ], such that f = ψ·w."""

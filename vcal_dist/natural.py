@@ -118,11 +118,7 @@ def observations_statistics(
         phi_delta = None if f.phi_delta is None else f.phi_delta.double()
         for k, (by_theta, link) in enumerate(jacobians):
             a_k, c_k = flat(a[..., k : k + 1]), flat(c[..., k : k + 1])
-            if link is not None:  # ∂f/∂w
-                design = flat(join(phi_eta * link.unsqueeze(-1), phi_delta))
-            else:
-                assert f.psi is not None
-                design = flat(f.psi.detach())
+            design = flat(join(phi_eta * (model.kappa if link is None else link.unsqueeze(-1)), phi_delta))  # ∂f/∂w
             J_theta = flat(by_theta.double() * slope.unsqueeze(-2))  # ∂f/∂θ̃ (SB, d2)
             T, weighted = q.frame_root[k], design * (-2 * c_k)  # (D, D), (SB, D)
             curvature.weights[k] = T.mT @ (design.mT @ weighted) @ T
