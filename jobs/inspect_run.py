@@ -13,6 +13,7 @@ from jobs.commands.train import show as show_posterior
 from jobs.console import number, print_json, size, stdout, table
 from jobs.run_state import (
     POSTERIOR,
+    ROWS,
     VERSIONS,
     progress,
     read_config,
@@ -31,10 +32,12 @@ MOST_PARAMETERS = 8  # whose correlations are shown as a matrix; of more, the st
 STRONGEST = 10
 MEANING = {
     "config.yaml": "what was asked for, every default written out",
+    "rows.json": "how many rows of the store belong to the run",
     "versions.json": "of Python and the packages",
     "metrics.csv": "records of training",
     "tensorboard": "the same for TensorBoard",
     "checkpoints": "to go on from",
+    "data.zarr": "the rows, which were given as arrays",
     "posterior.safetensors": "the posterior, for `vcal predict`",
     "posterior.nc": "draws of θ, for ArviZ",
 }
@@ -85,9 +88,10 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
         },
         "problem": None if problem is None else problem.model_dump(mode="json"),
         "priors": {} if problem is None else {v.name: str(v.prior) for v in problem.calibration_inputs},
+        "rows": sound(lambda: _mapping(run / ROWS)) if (run / ROWS).is_file() else None,
         "posterior": None if posterior is None else _posterior(posterior, run),
         "stages": stages(run),
-        "versions": sound(lambda: _versions(run)),
+        "versions": sound(lambda: _mapping(run / VERSIONS)),
         "files": _files(run),
         "config": plain,
         "damage": damage,
@@ -107,8 +111,7 @@ def _problem_of(store: str | None) -> Problem | None:
 
 def _posterior(posterior: Posterior, run: Path) -> dict[str, Any]:
     found = described(posterior, str(run))
-    rows, components = posterior.record.get("rows"), len(posterior.components)
-    return {**found, "correlation": posterior.correlation(), "components": components, "rows": rows}
+    return {**found, "correlation": posterior.correlation(), "components": len(posterior.components)}
 
 
 def stages(run: Path) -> list[dict[str, Any]]:
@@ -129,16 +132,17 @@ def stages(run: Path) -> list[dict[str, Any]]:
 _RECORDED = ("seconds", "loss", "emulator_error")
 
 
-def _versions(run: Path) -> dict[str, str]:
+def _mapping(path: Path) -> dict[str, Any]:
+    """What a small JSON file holds."""
     from vcal_dist.errors import ModelError
 
     try:
-        found = json.loads((run / VERSIONS).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{run / VERSIONS} cannot be read: {error}") from None
+        raise ModelError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise ModelError(f"{run / VERSIONS} is not what was written: it holds no mapping")
-    return {str(name): str(version) for name, version in found.items()}
+        raise ModelError(f"{path} is not what was written: it holds no mapping")
+    return found
 
 
 def _files(run: Path) -> dict[str, int]:
@@ -169,7 +173,8 @@ def show(description: dict[str, Any], posterior: Posterior | None) -> None:
     if description["config"]:
         asked = description["config"]
         kinds = f"weights {asked['fit']['weights']}, discrepancy {asked['model']['discrepancy']}, seed {asked['seed']}"
-        out.print(f"{kinds}, store {asked['store']}", soft_wrap=True)
+        rows = "".join(f", {count:,} {table}" for table, count in (description["rows"] or {}).items())
+        out.print(f"{kinds}, store {asked['store']}{rows}", soft_wrap=True)
     if problem:
         out.print()
         out.print(variables(problem, description["priors"]))

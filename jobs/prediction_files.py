@@ -29,20 +29,22 @@ ROW, SAMPLE = "row", "sample"  # dimensions
 RESERVED = (ROW, SAMPLE, ".")  # names that a variable of NetCDF or Zarr cannot have here
 
 
-def check_output(path: Path, at: str, *, overwrite: bool) -> None:
-    """Raises now what is wrong with the path: its suffix, or what lies there."""
-    if "://" in str(path):
-        raise StoreError(f"{path} is a URL; predictions are written to local files: choose a path")
+def check_output(given: str, at: str, *, overwrite: bool) -> Path:
+    """The path to write to; what is wrong with it, its suffix or what lies there, is raised before any work."""
+    if "://" in given:
+        raise StoreError(f"{given} is a URL; predictions are written to local files: choose a path")
+    path = Path(given)
     if path.suffix.lower() not in FORMATS:
         raise StoreError(f"{path}: the format is not known by its suffix; accepted: {', '.join(FORMATS)}")
     if not path.exists() and not path.is_symlink():
-        return
+        return path
     if not overwrite:
         raise StoreError(f"{path} exists; choose another path, or replace it with --overwrite")
-    if Path(at).exists() and path.samefile(at):
+    if path.exists() and Path(at).exists() and path.samefile(at):
         raise StoreError(f"{path} is also what is predicted at; choose another path")
     if path.is_dir() and not _is_ours(path):
         raise StoreError(f"{path} is a directory that was not made by `{MADE_BY}`; delete it, or choose another path")
+    return path
 
 
 def write(
@@ -59,35 +61,21 @@ def write(
     `about` says where the numbers come from; CSV has no place for it.
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    opened = FORMATS[path.suffix.lower()]
     try:
-        with _named(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            writing = opened(partial, fields, rows, block_rows, about)
-        with contextlib.ExitStack() as stack:
-            with _named(path):
-                put = stack.enter_context(writing)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FORMATS[path.suffix.lower()](partial, fields, rows, block_rows, about) as put:
             for block in blocks:
-                with _named(path):
-                    put(block)
-        with _named(path):
-            if path.is_dir() and not path.is_symlink():  # which a rename cannot replace
-                shutil.rmtree(path.rename(f"{partial}.old"))
-            partial.replace(path)
-    finally:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Whatever goes wrong names the file."""
-    try:
-        yield
-    except OSError as error:
+                put(block)
+        old = path.rename(f"{partial}.old") if path.is_dir() else None  # a rename cannot replace a directory
+        partial.replace(path)
+        if old is not None:
+            shutil.rmtree(old)
+    except OSError as error:  # of writing: what goes wrong with reading names its own file
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it is not there any more, or never was
+            partial.unlink()
 
 
 def _is_ours(path: Path) -> bool:

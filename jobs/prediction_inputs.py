@@ -13,12 +13,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.input_arrays import plan_of_arrays
 from storage import layout
 from storage.errors import IngestError
 from storage.places import place
 from storage.problem import NOISE_SUFFIX, Column, Problem
-from storage.sources import UNREADABLE, Partition, Piece, Plan, Request, Selection, SourceFile, expand, pieces, plan
+from storage.sources import Partition, Piece, Plan, Request, Selection, SourceFile, expand, pieces, plan
 from storage.sources.columns import Pick
 from storage.sources.partition import whole
 from storage.store import open_store
@@ -119,7 +118,9 @@ def _refusal(faults: Sequence[FileFault]) -> str:
     lines = [f"  {fault}" for fault in faults[:MOST_LINES]]
     if len(faults) > MOST_LINES:
         lines.append(f"  and {len(faults) - MOST_LINES:,} more such lines")
-    outside = any(f.fault.kind.startswith("out of bounds") and f.fault.column[-6:] != NOISE_SUFFIX for f in faults)
+    outside = any(
+        f.fault.kind.startswith("out of bounds") and not f.fault.column.endswith(NOISE_SUFFIX) for f in faults
+    )
     cure = ", or predict where there are no runs with --extrapolate" if outside else ""
     listed = "\n".join(lines)
     return f"rows that cannot be predicted (counted from 1, below the header):\n{listed}\nTo go on, mend them{cure}."
@@ -128,30 +129,19 @@ def _refusal(faults: Sequence[FileFault]) -> str:
 def _tried(file: SourceFile, request: Request) -> Plan:
     """A plan, or an error that names all missing columns, not only the first."""
     try:
-        return _plan_of_file(file, request)
+        return plan(file, request)
     except IngestError as error:
         missing = []
         for array, group in request.columns.items():
             for column in (c for c in group if not c.optional):
                 try:
-                    _plan_of_file(file, Request(request.table, {array: (column,)}))
+                    plan(file, Request(request.table, {array: (column,)}))
                 except IngestError as other:
                     missing += [column.name] if f"column '{column.name}' is missing" in str(other) else []
         if len(missing) < 2:
             raise
         names = ", ".join(f"'{name}'" for name in missing)
         raise IngestError(f"{error}. Missing are {names}") from None
-
-
-def _plan_of_file(file: SourceFile, request: Request) -> Plan:
-    if file.format in ("csv", "parquet"):
-        return plan(file, request)
-    try:
-        return plan_of_arrays(file, request)
-    except IngestError:
-        raise
-    except UNREADABLE as error:
-        raise IngestError(f"{file}: cannot be read as {file.format}: {str(error) or type(error).__name__}") from error
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------
@@ -167,11 +157,9 @@ class StorePartition:
 
     def pieces(self) -> Iterator[Piece]:
         """The committed rows in order."""
-        arrays = dict.fromkeys(pick.name for pick in self.picks)
         for index in range(self.table.blocks):
-            rows = len(self.table.block_range(index))
-            read = {array: self.table.readers[array].read(index, rows) for array in arrays}
-            yield whole(np.stack([read[p.name][:, p.index].astype(np.float64) for p in self.picks], axis=1))
+            block = self.table.read_block(index)
+            yield whole(np.stack([block[pick.name][:, pick.index] for pick in self.picks], axis=1).astype(np.float64))
 
 
 def _is_store(source: str) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vcal_dist.posterior import Posterior
 
 # As vcal_dist.run_directory and vcal_dist.posterior name them; those modules are too heavy for a look at a path.
-CONFIG, VERSIONS, METRICS = "config.yaml", "versions.json", "metrics.csv"
+CONFIG, ROWS, VERSIONS, METRICS = "config.yaml", "rows.json", "versions.json", "metrics.csv"
 POSTERIOR, CHECKPOINT = "posterior.safetensors", "checkpoints/last.safetensors"
 
 
@@ -31,20 +31,20 @@ class Progress:
 
     step: int | None = None  # over all phases
     phase: str | None = None  # None also where nothing says in which one it was
-    phase_step: int | None = None  # batches taken of a stage, or of a pass over the rows
-    phase_steps: int | None = None  # that the stage has in all, if it is one
+    phase_step: int | None = None  # of a stage that takes steps,
+    phase_steps: int | None = None  # so many in all
+    phase_pass: int | None = None  # of a phase that goes over all rows again and again, from 1
     after: str | None = None  # the last phase that has a record
-    trained: bool = False  # every phase is done, and only the posterior is not written
     written: str | None = None  # when
 
     def __str__(self) -> str:
         if self.step is None:
             return "no checkpoint yet"
-        if self.trained:
-            return f"trained to the end, step {self.step:,}, but no posterior written"
         if self.phase is None:
             began = f", after '{self.after}'" if self.after else ""
             return f"at step {self.step:,}{began}"
+        if self.phase_step is None:
+            return f"in phase '{self.phase}', pass {self.phase_pass}, step {self.step:,} in all"
         of = "" if self.phase_steps is None else f" of {self.phase_steps:,}"
         return f"in phase '{self.phase}' at step {self.phase_step:,}{of}, step {self.step:,} in all"
 
@@ -61,15 +61,12 @@ def progress(run: Path) -> Progress:
     try:
         schedule = state["schedule"]
         step, leg, batch, phase = (schedule[key] for key in ("steps", "leg", "batch", "phase"))
-        cycle = (phase or {}).get("cycle", {}).get("total_steps")
+        done, planned = phase.get("done"), phase.get("cycle", {}).get("total_steps")
     except (KeyError, TypeError, AttributeError):
         raise ModelError(f"{path} is not a checkpoint of this version; use the version that wrote it") from None
-    written = time_of(path)
-    if phase is None:
-        return Progress(step, trained=True, written=written)
     name, after = _phase_at(records(run), step, leg, batch)
-    steps = None if "done" not in phase else _steps_of(run, name, cycle)
-    return Progress(step, name, phase.get("done", batch), steps, after, written=written)
+    steps = None if done is None else _steps_of(run, name, planned)
+    return Progress(step, name, done, steps, leg + 1 if done is None else None, after, time_of(path))
 
 
 def _phase_at(rows: list[dict[str, str]], step: int, leg: int, batch: int) -> tuple[str | None, str | None]:
@@ -87,16 +84,16 @@ def _phase_at(rows: list[dict[str, str]], step: int, leg: int, batch: int) -> tu
     return (after if leg else None), after
 
 
-def _steps_of(run: Path, stage: str | None, cycle: int | None) -> int | None:
+def _steps_of(run: Path, stage: str | None, planned: int | None) -> int | None:
     """How many steps a stage has: as configured, or where that is in epochs as its learning rate was planned."""
     from vcal_dist.errors import ConfigError
 
     try:
         fit = read_config(run).fit
     except ConfigError:
-        return cycle
+        return planned
     if stage not in fit.stages or getattr(fit, stage).epochs is not None:
-        return cycle
+        return planned
     steps: int | None = getattr(fit, stage).steps
     return fit.stages[stage].steps if steps is None else steps
 

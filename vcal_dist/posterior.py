@@ -31,7 +31,7 @@ from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
 from vcal_dist.families import from_state, to_state
 from vcal_dist.likelihoods import Gaussian, StudentT
-from vcal_dist.predictive import Inputs, What, draw_ensemble, users_moments, users_samples
+from vcal_dist.predictive import Inputs, What, draw_ensemble, is_closed_form, users_moments, users_samples
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.transforms import OutputScaling, TransformSettings
@@ -182,7 +182,7 @@ class Posterior:
         t: ArrayLike | None = None,
         noise: ArrayLike | None = None,
         samples: int = 0,
-        draws: int = 256,
+        draws: int | None = None,
         seed: int = 0,
         extrapolate: bool = False,
     ) -> Predicted:
@@ -196,8 +196,8 @@ class Posterior:
           observation's own standard deviation `noise` (B, K). (Under a transform, that is added to y, not to T(y).)
 
         Process and emulator leave the emulator's residual out: it is noise, no function of x. Without transforms,
-        counts or classes, mean and sd are those of `draws` conditional Gaussians, else of `draws` samples. x and t
-        outside the problem's bounds are refused unless `extrapolate`.
+        counts or classes, mean and sd are those of `draws` (64) conditional Gaussians, else of `draws` (256) samples. x
+        and t outside the problem's bounds are refused unless `extrapolate`.
         """
         if t is not None and what != "emulator":
             raise ModelError(f"t is given for '{what}'; only the emulator is predicted at chosen calibration inputs")
@@ -214,7 +214,7 @@ class Posterior:
         what: What = "process",
         *,
         samples: int = 0,
-        draws: int = 256,
+        draws: int | None = None,
         seed: int = 0,
         extrapolate: bool = False,
     ) -> Iterator[Predicted]:
@@ -228,6 +228,8 @@ class Posterior:
         if samples < 0:
             raise ModelError(f"samples is {samples}; accepted: 0 or more")
         mixture = (self.model, self.components, self.log_weights)
+        if draws is None:  # weights that are integrated out leave few dimensions to sample
+            draws = 64 if is_closed_form(self.model, self.scaling.outputs, what) else 256
         of_moments = draw_ensemble(*mixture, draws, seed)
         of_samples = draw_ensemble(*mixture, samples, seed) if samples else None
         generator = torch.Generator(self.model.kappa.device).manual_seed(seed)

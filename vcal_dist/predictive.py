@@ -188,8 +188,7 @@ def users_moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (B, K): exact given the draws where units are affine in f, else those of samples."""
     model = ensemble.model
-    likelihoods = {"emulator": [model.likelihood_z], "discrepancy": [model.likelihood_y, model.likelihood_z]}
-    if not all(is_affine(likelihood, outputs) for likelihood in likelihoods.get(what, [model.likelihood_y])):
+    if not is_closed_form(model, outputs, what):
         draws = users_samples(ensemble, outputs, inputs, what, generator)
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0).sqrt()
@@ -225,6 +224,12 @@ def users_samples(
         emulator = in_users_units(model.likelihood_z, outputs, eta) if what == "discrepancy" else 0.0
         parts.append(process - emulator)
     return torch.cat(parts, 1)
+
+
+def is_closed_form(model: CalibrationModel, outputs: OutputScaling, what: What) -> bool:
+    """Whether moments in the user's units follow from those of f, without samples."""
+    likelihoods = {"emulator": [model.likelihood_z], "discrepancy": [model.likelihood_y, model.likelihood_z]}
+    return all(is_affine(likelihood, outputs) for likelihood in likelihoods.get(what, [model.likelihood_y]))
 
 
 def is_affine(likelihood: Likelihood, outputs: OutputScaling) -> bool:

@@ -99,6 +99,7 @@ class Schedule:
     def state(self) -> dict[str, Any]:
         """All that training needs to go on with the next batch, on any number of processes; every one must ask."""
         return {
+            "name": None if self.phase is None else self.phase.name,
             "number": self.number,
             "leg": self.leg,
             "batch": self.batch,

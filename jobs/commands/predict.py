@@ -35,7 +35,7 @@ def predict(
         ),
     ],
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--output", "-o", metavar="OUT", help="File to write: .csv, .parquet, .nc or .zarr. Without it, a look."
         ),
@@ -66,19 +66,22 @@ def predict(
 ) -> None:
     """Predict at the rows of a file with a finished run.
 
-    Columns of FILE are found by the control inputs' names, others are ignored; with --what observation, columns
-    `<output>_noise` add the observations' own noise. The result has the inputs and for each output `_mean`, `_sd`,
-    `_q05`, `_q95` (5 % and 95 % quantiles) and `_sample_0`, `_sample_1`, …, which are functions of x: the same draw in
-    every row. Quantiles are exact where the prediction is a normal distribution, otherwise those of 1000 samples, or
-    of S if that is more; their error is then about 0.07 standard deviations.
+    Columns of FILE are found by the control inputs' names; others are ignored. With --what observation, columns
+    `<output>_noise` add the observations' own noise.
+
+    The result has the inputs and, for each output, `_mean`, `_sd`, `_q05`, `_q95` (5 % and 95 % quantiles) and
+    `_sample_0`, `_sample_1`, … A sample is one function of x in all rows, noise of observations apart.
+
+    Quantiles are exact where the prediction is a normal distribution: the emulator at chosen calibration inputs and an
+    additive discrepancy, if the posterior has one component and there are neither hidden layers nor transforms.
+    Otherwise they are those of 1000 samples, or of S if that is more, with an error of about 0.07 standard deviations.
 
     Example: vcal predict runs/borehole --at new.csv -o predicted.parquet
     """
     from jobs.prediction_files import MADE_BY, check_output, flat_names, write
     from jobs.run_state import load_posterior
 
-    if output is not None:
-        check_output(output, at, overwrite=overwrite)
+    path = None if output is None else check_output(output, at, overwrite=overwrite)
     posterior = load_posterior(run)
     rows, asked = _asked(posterior, at, what, samples, t, seed, extrapolate)
     from jobs.predictions import block_rows, drawn, fields, is_normal, predicted
@@ -95,15 +98,15 @@ def predict(
     }
     found: dict[str, Any] = {**about, "seed": seed, "rows": rows.count, "ignored": rows.ignored}
     columns = fields(posterior.problem, rows, asked)
-    if output is None:
+    if path is None:
         first = next(predicted(posterior, rows, asked, SHOWN))
         values = [column for block in first for column in (block.T if block.ndim > 1 else [block])]
         _show(found | {"first_rows": dict(zip(flat_names(columns), map(list, values), strict=True))}, json)
         return
     size, begun = block_rows(posterior, rows, asked), time.perf_counter()
     blocks = _progress(predicted(posterior, rows, asked, size), rows.count, size)
-    write(output, columns, blocks, rows=rows.count, block_rows=size, about=about)
-    _show(found | {"output": str(output), "seconds": time.perf_counter() - begun}, json)
+    write(path, columns, blocks, rows=rows.count, block_rows=size, about=about)
+    _show(found | {"output": output, "seconds": time.perf_counter() - begun}, json)
 
 
 def _asked(

@@ -56,16 +56,23 @@ def train(
 
 
 def trained(config: Config) -> Posterior | None:
-    """The posterior, or None for a process that has nothing to show; a signal ends with a status of its own."""
-    from vcal_dist.errors import Preempted
+    """The posterior, or None for a process that has nothing to show; a signal ends with a status of its own.
+
+    What ends all processes alike is said by the first alone. The others end well: Lightning kills the first one if
+    another fails while it is still there.
+    """
+    from vcal_dist.errors import Diverged, Preempted
     from vcal_dist.training import is_first
     from vcal_dist.training import train as run
 
     try:
         posterior = run(config, say=say)
-    except Preempted as stopped:
-        if is_first():
-            stderr().print(str(stopped), style="yellow")
+    except (Diverged, Preempted) as stopped:
+        if not is_first():
+            return None
+        if isinstance(stopped, Diverged):
+            raise
+        stderr().print(str(stopped), style="yellow")
         raise typer.Exit(INTERRUPTED if stopped.signal == signal.SIGINT else PREEMPTED) from None
     return posterior if is_first() else None
 

@@ -136,7 +136,7 @@ def _outputs_cover(
     outputs = [columns[p.name] for g, p in zip(groups, picks, strict=True) if g in OUTPUT_ARRAYS]
     inputs = [columns[p.name] for g, p in zip(groups, picks, strict=True) if g not in OUTPUT_ARRAYS]
     listed = ", ".join(f"{name}({', '.join(shape)})" for name, shape in columns.items())
-    if not any(set(shape) == set(dims) for shape in outputs):
+    if outputs and not any(set(shape) == set(dims) for shape in outputs):  # a request may be for inputs alone
         raise IngestError(
             f"{file}: no output varies along all of the dimensions {', '.join(dims)}, so rows would repeat each other: "
             f"{listed}. Give the arrays of one row the same dimensions"
