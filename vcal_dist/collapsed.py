@@ -52,6 +52,30 @@ def gram(phi: Tensor, target: Tensor, precision: Tensor) -> Gram:
     )
 
 
+@torch.no_grad()
+def joined_gram(first: Tensor, second: Tensor, target: Tensor, precision: Tensor) -> Gram:
+    """`gram` of features [first, second], where `second` (B, F) is the same for all samples of `first` (S, 1, B, E).
+
+    Half of the work is then done once for all of them. Targets are (S, K, B), precisions (K, B).
+    """
+    first, second = first.double(), second.double()
+    known = precision > 0
+    target = torch.where(known, target.double(), 0.0)
+    weighted = first * precision.unsqueeze(-1)  # (S, K, B, E)
+    of_second = (second * precision.unsqueeze(-1)).mT @ second  # (K, F, F)
+    across = weighted.mT @ second  # (S, K, E, F)
+    top = torch.cat([weighted.mT @ first, across], -1)
+    bottom = torch.cat([across.mT, of_second.expand(len(first), *of_second.shape)], -1)
+    b = torch.cat([(weighted.mT @ target.unsqueeze(-1)).squeeze(-1), (target * precision) @ second], -1)
+    return Gram(
+        G=torch.cat([top, bottom], -2),
+        b=b,
+        square=(precision * target.square()).sum(-1),
+        log_precision=torch.where(known, precision, 1.0).log().sum(-1),
+        rows=known.sum(-1).to(torch.float64),
+    )
+
+
 def in_frame(sums: Gram, root: Tensor) -> Gram:
     """The sums for weights v with w = T v, T (..., M, M): what rows φT would give, at a cost without rows."""
     return sums._replace(G=root.mT @ sums.G @ root, b=(root.mT @ sums.b.unsqueeze(-1)).squeeze(-1))

@@ -64,7 +64,8 @@ def gaussian_statistics(
         curvature.cross[k] = (J.mT @ scaled) @ T
         curvature.theta.add_(J.mT @ (J * p.reshape(-1, 1)))
         gradient[k] = T.mT @ (rows.mT @ a_k.reshape(-1))
-        ell = ell - 0.5 * (Sigma * G).sum()
+        inner = q.factors.root[k]  # tr(Σ G) in the frame, where both are of order one
+        ell = ell - 0.5 * ((inner @ inner.mT) * curvature.weights[k]).sum()
     return Statistics(curvature, gradient_theta, gradient, ell)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import THETA_NOISE, CalibrationModel
-from vcal_dist.collapsed import Gram, gram, in_frame, log_evidence
+from vcal_dist.collapsed import Gram, gram, in_frame, joined_gram, log_evidence
 from vcal_dist.collective import sum_over_ranks
 from vcal_dist.fullrank import Frame
 from vcal_dist.gp import Draw
@@ -209,7 +209,10 @@ def observations_gram(
         return gram(model.phi_g(eta, x, draw).unsqueeze(-3), (y - eta).mT, precision)
     offset = model.kappa * (phi @ m.mT)  # (S, B, K)
     phi_delta = None if model.delta is None else model.delta(x, draw)
-    sums = gram(model.design(phi, phi_delta).unsqueeze(-3), (y - offset).mT, precision)
+    if phi_delta is not None and phi_delta.ndim == 2 and len(phi) > 1 and not torch.is_grad_enabled():
+        sums = joined_gram(model.kappa * phi.unsqueeze(-3), phi_delta, (y - offset).mT, precision)
+    else:
+        sums = gram(model.design(phi, phi_delta).unsqueeze(-3), (y - offset).mT, precision)
     return in_frame(sums, Frame(m, R).widen(model.width - m.shape[-1]).root)
 
 

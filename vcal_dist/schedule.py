@@ -24,7 +24,7 @@ from vcal_dist.initialise import screen_theta
 from vcal_dist.mixture import Mixture, adapt
 from vcal_dist.objective import CollapsedTheta
 from vcal_dist.passes import Closing, close, closing, collapsed_log_density, is_exact, pin, settling
-from vcal_dist.phases import BLOCK, NO_VOTE, Batch, Climbing, Compress, Descent, Instant, Outcome, Phase, blocks
+from vcal_dist.phases import NO_VOTE, PASS_ROWS, Batch, Climbing, Compress, Descent, Instant, Outcome, Phase, blocks
 from vcal_dist.stages import (
     Stage,
     choose,
@@ -295,7 +295,7 @@ def _refinement(work: Work) -> Phase:
         )
 
         def density(theta: Tensor) -> Tensor:
-            return collapsed_log_density(model, frame, lambda: blocks(rows, max(BLOCK // len(theta), 1)), theta)
+            return collapsed_log_density(model, frame, lambda: blocks(rows, max(PASS_ROWS // len(theta), 1)), theta)
 
         found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
         if found.adapted.effective < 4 * (model.prior.dim + 1):  # too few points carry it to say more

@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from vcal_dist.collapsed import Gram, gram, in_frame, log_evidence, posterior
+from vcal_dist.collapsed import Gram, gram, in_frame, joined_gram, log_evidence, posterior
 
 F64 = torch.float64
 
@@ -148,3 +148,14 @@ def test_float32_features_are_summed_in_float64(kit: Any) -> None:
     sums = gram(phi, phi[:, 0], torch.ones(100_000))
     assert sums.G.dtype == F64
     assert float(sums.G) == pytest.approx(100_000 * float(phi[0, 0].double() ** 2), rel=1e-12)
+
+
+def test_columns_that_all_samples_share_enter_as_any_others(kit: Any) -> None:
+    S, K, B = 3, 2, 7
+    first, second = kit.randn(1, S, 1, B, 4), kit.randn(2, B, 3)
+    target, precision = kit.randn(3, S, K, B), kit.rand(4, K, B)
+    precision[1, 2] = 0.0
+    target[:, 1, 2] = torch.nan
+    both = torch.cat([first, second.expand(S, 1, B, 3)], -1)
+    for mine, its in zip(joined_gram(first, second, target, precision), gram(both, target, precision), strict=True):
+        torch.testing.assert_close(mine.expand_as(its), its, rtol=1e-12, atol=1e-12)
