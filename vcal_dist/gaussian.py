@@ -1,8 +1,12 @@
-"""The statistics of observations under Gaussian noise in closed form, for passes over all rows.
+"""The statistics of observations under Gaussian noise in closed form.
 
-The same numbers as `natural.observations_statistics` for f = κη + δ, at half the cost: with Gaussian noise the
-spread of the weights enters the bound only as tr(Σ G), G = Σ pψψᵀ being at hand, and its slope in θ̃ only through η's
-features. Nothing is learned from a pass but q, so there is no graph for hyperparameters.
+The same numbers as `natural.observations_statistics` for f = κη + δ, at half the cost: everything follows from ψ, the
+residuals r and V = ψΣ, Σ being the covariance of w given θ̃,
+
+    ∂ℓ/∂ψ = p(r·w − V),        ∂ℓ/∂p = ½(1/p − r² − ψ·V),
+
+so that autodiff has to pass through the features alone, once, and never through products with D × D matrices. Where
+nothing but q is learned, V is needed for η's features only: the sum of pψ·V is tr(Σ G), and G = Σ pψψᵀ is at hand.
 """
 
 from __future__ import annotations
@@ -11,13 +15,30 @@ import torch
 from torch import Tensor
 
 from vcal_dist.batches import Observations
-from vcal_dist.calibration import CalibrationModel, join
+from vcal_dist.calibration import CalibrationModel
 from vcal_dist.fullrank import Arrow, FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
-from vcal_dist.natural import Statistics, flat, unit_slope
-from vcal_dist.objective import Key
+from vcal_dist.natural import Statistics, flat, observations_statistics, unit_slope
+from vcal_dist.objective import Key, Samples, sample_theta
 from vcal_dist.quadrature import LOG_2PI
+
+
+def statistics(
+    model: CalibrationModel,
+    q: FullRank,
+    observations: Observations,
+    *,
+    key: Key = (0,),
+    samples: Samples = Samples(),  # noqa: B008 - immutable
+    theta: Tensor | None = None,
+    learn: bool = True,
+) -> Statistics:
+    """`natural.observations_statistics`, in closed form where there is one; hyperparameters have a graph to `learn`."""
+    if not is_gaussian(model):
+        return observations_statistics(model, q, observations, key=key, samples=samples, theta=theta)
+    theta = sample_theta(q, samples, key) if theta is None else theta
+    return gaussian_statistics(model, q, observations, theta, key=key, learn=learn)
 
 
 def is_gaussian(model: CalibrationModel) -> bool:
@@ -25,50 +46,59 @@ def is_gaussian(model: CalibrationModel) -> bool:
     return isinstance(model.likelihood_y, Gaussian) and model.kind != "general"
 
 
-@torch.no_grad()
 def gaussian_statistics(
-    model: CalibrationModel, q: FullRank, observations: Observations, theta: Tensor, *, key: Key = (0,)
+    model: CalibrationModel, q: FullRank, observations: Observations, theta: Tensor, *, key: Key, learn: bool
 ) -> Statistics:
     """From a block of observations, at given θ̃ (S, d2)."""
     assert isinstance(model.likelihood_y, Gaussian)
     x, y, E = observations.x, observations.y, model.eta.width
     S, draw = len(theta), Draw(key, len(theta), observations.row)
-    slope = unit_slope(model, theta).unsqueeze(-2)  # (S, 1, d2)
-    mean_weights = q.mean_given(theta)  # (S, K, D)
     with torch.enable_grad():
         unit = model.rows_of_theta(theta, len(x)).detach().contiguous().requires_grad_()
         phi_eta = model.phi_eta(x, unit, draw)  # (S, B, E)
-    psi = join(phi_eta.double() * model.kappa, None if model.delta is None else model.delta(x, draw))  # (S, B, D)
-    precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())  # (B, K)
-    known, weighted = precision > 0, precision * observations.weight.unsqueeze(-1)
-    residual = torch.where(known, y - psi @ mean_weights.mT, 0.0)  # (S, B, K)
-    a = weighted * residual / S
-    log_density = torch.where(known, 0.5 * precision.log() - 0.5 * LOG_2PI, 0.0) + observations.log_jacobian
-    ell = (log_density.sum(-1) * observations.weight).sum() - 0.5 * (a * residual).sum()
-    rows = flat(psi)
-    curvature = Arrow(*(torch.zeros_like(part) for part in q.precision))
-    gradient_theta, gradient = torch.zeros_like(q.theta_mean), torch.zeros_like(q.mean)
-    for k in range(q.outputs):
-        p, a_k = (weighted[:, k] / S).expand(S, -1), a[..., k]  # (S, B)
-        Sigma = q.raw_root[k] @ q.raw_root[k].mT  # of w given θ̃
-        scaled = rows * p.reshape(-1, 1)
-        G = rows.mT @ scaled
-        by_theta = (
-            _slope(phi_eta, unit, (model.kappa * mean_weights[:, k, :E]).unsqueeze(-2).expand_as(phi_eta)) * slope
-        )
-        # ∂ℓ/∂φ_η = κ(a·w_η − p·(Σψ)_η)
-        by_features = a_k.unsqueeze(-1) * mean_weights[:, k, None, :E] - p.unsqueeze(-1) * (psi @ Sigma[:, :E])
-        gradient_theta += (_slope(phi_eta, unit, model.kappa * by_features) * slope).sum((0, 1))
-        J, T = flat(by_theta), q.frame_root[k]
-        curvature.weights[k] = T.mT @ G @ T
-        curvature.cross[k] = (J.mT @ scaled) @ T
-        curvature.theta.add_(J.mT @ (J * p.reshape(-1, 1)))
-        gradient[k] = T.mT @ (rows.mT @ a_k.reshape(-1))
-        inner = q.factors.root[k]  # tr(Σ G) in the frame, where both are of order one
-        ell = ell - 0.5 * ((inner @ inner.mT) * curvature.weights[k]).sum()
+    with torch.set_grad_enabled(learn):
+        design = model.design(phi_eta, None if model.delta is None else model.delta(x, draw))  # ψ (S, B, D)
+        precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())  # (B, K)
+    with torch.no_grad():
+        slope = unit_slope(model, theta).unsqueeze(-2)  # (S, 1, d2)
+        psi, p = design.double(), precision.detach()
+        weights, rows = q.mean_given(theta), flat(psi)  # (S, K, D), (SB, D)
+        known, weight = p > 0, observations.weight.unsqueeze(-1) / S
+        residual = torch.where(known, y - psi @ weights.mT, 0.0)  # (S, B, K)
+        square = residual.square().sum(0)  # Σ_s r² (B, K); to learn, with ψ·V
+        spread = torch.zeros_like(p.sum())  # else Σ pψ·V
+        columns = psi.shape[-1] if learn else E
+        by_design = torch.zeros_like(psi[..., :columns])
+        curvature = Arrow(*(torch.zeros_like(part) for part in q.precision))
+        gradient_theta, gradient = torch.zeros_like(q.theta_mean), torch.zeros_like(q.mean)
+        for k in range(q.outputs):
+            p_k = p[:, k : k + 1] * weight  # (B, 1)
+            scaled = flat(psi * p_k)
+            w = weights[:, k].unsqueeze(-2)  # (S, 1, D)
+            V = psi @ (q.raw_root[k] @ q.raw_root[k, :columns].mT)  # (S, B, D) or (S, B, E)
+            by_design += p_k * (residual[..., k : k + 1] * w[..., :columns] - V)
+            upstream = (model.kappa * w[..., :E]).expand(-1, len(x), -1).to(phi_eta.dtype)
+            J, T = flat(_back(phi_eta, unit, upstream) * slope), q.frame_root[k]  # ∂f/∂θ̃ (SB, d2)
+            curvature.weights[k] = T.mT @ (rows.mT @ scaled) @ T
+            curvature.cross[k] = (J.mT @ scaled) @ T
+            curvature.theta.add_(J.mT @ (J.view(S, -1, J.shape[-1]) * p_k).view_as(J))
+            gradient[k] = T.mT @ (scaled.mT @ residual[..., k].reshape(-1))
+            if learn:
+                square[:, k] += torch.linalg.vecdot(psi, V).sum(0)
+            else:
+                inner = q.factors.root[k]  # in the frame, where both are of order one
+                spread += ((inner @ inner.mT) * curvature.weights[k]).sum()
+        by_features = (model.kappa * by_design[..., :E]).to(phi_eta.dtype)
+        gradient_theta += (_back(phi_eta, unit, by_features) * slope).sum((0, 1))
+        log_density = torch.where(known, 0.5 * (p.log() - LOG_2PI), 0.0) + observations.log_jacobian
+        ell = ((S * log_density - 0.5 * p * square) * weight).sum() - 0.5 * spread
+        by_precision = torch.where(known, 0.5 * (S / p - square) * weight, 0.0)
+    if learn:  # the value of ℓ, with its gradient
+        along = (design * by_design.to(design.dtype)).sum(dtype=torch.float64) + (precision * by_precision).sum()
+        ell = ell + (along - along.detach())
     return Statistics(curvature, gradient_theta, gradient, ell)
 
 
-def _slope(phi: Tensor, unit: Tensor, upstream: Tensor) -> Tensor:
+def _back(phi: Tensor, unit: Tensor, upstream: Tensor) -> Tensor:
     """Σ_m upstream_m ∂φ_m/∂unit for every row, (S, B, d2), in float64."""
-    return torch.autograd.grad(phi, unit, upstream.to(phi.dtype), retain_graph=True)[0].double()
+    return torch.autograd.grad(phi, unit, upstream, retain_graph=True)[0].double()

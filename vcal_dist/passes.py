@@ -14,16 +14,16 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
+from vcal_dist import gaussian
 from vcal_dist.batches import Observations, Runs, Table
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import Gram, log_evidence, posterior
 from vcal_dist.collective import is_first, sum_over_ranks
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, Frame, FullRank
-from vcal_dist.gaussian import gaussian_statistics, is_gaussian
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
-from vcal_dist.natural import Statistics, natural_step, observations_statistics, runs_statistics
+from vcal_dist.natural import Statistics, natural_step, runs_statistics
 from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram, runs_gram
 
 GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
@@ -138,7 +138,7 @@ def closing(
     hidden = HIDDEN_SAMPLES if model.random or model.kind == "general" else 1
 
     def statistics(block: Observations) -> Statistics:
-        return _statistics_of(model, q, block, q.theta_mean.expand(hidden, -1), key)
+        return gaussian.statistics(model, q, block, theta=q.theta_mean.expand(hidden, -1), key=key, learn=False)
 
     def log_joint(found: Statistics) -> float:
         return float(found.log_likelihood - q.kl_weights() - 0.5 * q.theta_mean.square().sum())
@@ -304,17 +304,11 @@ def pin(
     for _ in range(2):  # the slopes in θ̃ belong to the weights that the first pass finds
         sums: list[Tensor] | None = None
         for block in blocks():
-            sums = _plus(sums, _flatten(_statistics_of(model, q, block, theta.unsqueeze(0), (0,))))
+            sums = _plus(sums, _flatten(gaussian.statistics(model, q, block, theta=theta.unsqueeze(0), learn=False)))
         natural_step(q, _total(sums), 1.0, hold_theta=True)
     C, gain = q.precision.cross, q.factors.gain
     A = torch.linalg.inv(covariance) + (C @ gain).sum(0)
     q.move(q.theta_mean, q.mean, q.precision._replace(theta=0.5 * (A + A.mT)))
-
-
-def _statistics_of(model: CalibrationModel, q: FullRank, block: Observations, theta: Tensor, key: Key) -> Statistics:
-    if is_gaussian(model):
-        return gaussian_statistics(model, q, block, theta, key=key)
-    return observations_statistics(model, q, block, key=key, theta=theta)
 
 
 def _flatten(statistics: Statistics) -> list[Tensor]:

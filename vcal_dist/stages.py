@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vcal_dist import gaussian
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collective import sum_over_ranks, world_size
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
-from vcal_dist.natural import judged_step, natural_step, observations_statistics, runs_statistics
+from vcal_dist.natural import judged_step, natural_step, runs_statistics
 from vcal_dist.objective import CollapsedTheta, Key, collapsed_observations, collapsed_runs, elbo
 from vcal_dist.plan import Chosen, FitSettings, Totals
 from vcal_dist.weights import MeanField
@@ -115,7 +116,7 @@ def natural_stage(
         if of_runs is not None:
             parts.append(runs_statistics(model, q, of_runs, key=key, samples=samples).scaled(scale_runs))
         if of_observations is not None:
-            found = observations_statistics(model, q, of_observations, key=key, samples=samples)
+            found = gaussian.statistics(model, q, of_observations, key=key, samples=samples)
             parts.append(found.scaled(scale_observations))
         statistics = parts[0] if len(parts) == 1 else parts[0].plus(parts[1])
 
