@@ -49,7 +49,7 @@ class Size(NamedTuple):
     turns: int  # of which the best counts
 
 
-QUICK = Size(100_000, 10_000, {"emulator": 200, "theta": 60, "joint": 10}, 2_000_000, 1)
+QUICK = Size(100_000, 10_000, {"emulator": 300, "theta": 120, "joint": 10}, 2_000_000, 1)
 FULL = Size(1_000_000, 100_000, None, 20_000_000, 3)
 
 
@@ -82,7 +82,9 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _speed(folder: Path, size: Size) -> dict[str, Any]:
-    stages = {name: {"steps": steps} for name, steps in (size.steps or {}).items()}
+    stages: dict[str, Any] = {name: {"steps": steps} for name, steps in (size.steps or {}).items()}
+    if size.steps:
+        stages["evaluations"] = 0
     settings = {"store": str(folder / "borehole.zarr"), "output": str(folder / "run"), "fit": stages}
     prepared = prepare(Config.parse(settings), storage.open(folder / "borehole.zarr"))
     note("the bare loop")
@@ -167,5 +169,5 @@ def _train_large(folder: str) -> tuple[float, float]:
         }
     )
     base = memory_mb("VmRSS")
-    train(config, progress=False)
+    fit(prepare(config, storage.open(config.store)), None, None, progress=False)
     return base, memory_mb("VmHWM")
