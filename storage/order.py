@@ -112,6 +112,12 @@ class Order:
         """The shards of a process: neighbours, so that batches of all processes line up in the order of shards."""
         return range(self.shards * rank // world_size, self.shards * (rank + 1) // world_size)
 
+    def rank_rows(self, rank: int, world_size: int) -> range:
+        """The rows of a process: neighbours too."""
+        shards = self.rank_shards(rank, world_size)
+        blocks = range(self.blocks * shards.start // self.shards, self.blocks * shards.stop // self.shards)
+        return range(*(min(block * self.block_rows, self.rows) for block in (blocks.start, blocks.stop)))
+
     def capacity(self, rank: int, world_size: int) -> int:
         """Rows that a process' part of a batch can have; every part is padded to it."""
         if world_size == 1:

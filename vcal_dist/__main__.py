@@ -1,7 +1,11 @@
-"""`python -m vcal_dist CONFIG`: trains what a resolved configuration says; `vcal train` is for people."""
+"""`python -m vcal_dist CONFIG`: trains what a resolved configuration says; `vcal train` is for people.
+
+Exit status 75 after SIGTERM ("try again" in sysexits.h) and 130 after Ctrl-C: the same command goes on.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -9,10 +13,24 @@ import yaml
 
 from storage.errors import VcalError
 from vcal_dist.config import Config
-from vcal_dist.training import train
+from vcal_dist.errors import Diverged, Preempted
+from vcal_dist.training import is_first, train
+
+
+def main(path: str) -> int | str:
+    """The exit status, or a message with status 1."""
+    try:
+        train(Config.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")), path))
+    except (Diverged, Preempted) as stopped:
+        if not is_first():  # all processes ended alike, and Lightning kills the first if another fails before it
+            return 0
+        if isinstance(stopped, Diverged):
+            return f"error: {stopped}"
+        return 130 if stopped.signal == signal.SIGINT else 75
+    except VcalError as error:
+        return f"error: {error}"
+    return 0
+
 
 if __name__ == "__main__":
-    try:
-        train(Config.parse(yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8")), sys.argv[1]))
-    except VcalError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main(sys.argv[1]))

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -175,7 +176,8 @@ def _smoothed(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
     """Normalised log weights (S, B) and k̂ (B,)."""
     from vcal_dist.inference_data import import_arviz
 
-    weights, shape = import_arviz().psislw(log_ratios.mT.cpu().numpy())
+    with np.errstate(over="ignore"):  # of a tail that is too heavy; it is cut to the largest ratio
+        weights, shape = import_arviz().psislw(log_ratios.mT.cpu().numpy())
     # Ratios that are nearly the same have no tail to fit a distribution to: its k̂ would mean nothing, or be infinite.
     even = (log_ratios.amax(0) - log_ratios.amin(0)) < EVEN
     return torch.from_numpy(weights.T).to(log_ratios), torch.from_numpy(shape).to(log_ratios).masked_fill(even, 0.0)

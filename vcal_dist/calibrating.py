@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,11 @@ import yaml
 
 from storage.precision import choose
 from storage.problem import Problem, load_problem, parse_problem
-from storage.store import Store, create
+from storage.store import Store, create, exists, open_store
 from vcal_dist.config import Config
 from vcal_dist.errors import ModelError
 from vcal_dist.posterior import Posterior
+from vcal_dist.run_directory import DATA, refuse_foreign
 from vcal_dist.training import Say, train
 
 ARRAYS = ("x_runs", "t", "z", "x", "y")
@@ -31,6 +33,7 @@ class _Named(Protocol):
 
 def calibrate(
     data: str | Path | Store | Mapping[str, Any] | _Named,
+    /,  # `data` is a section of the settings too
     problem: Problem | Mapping[str, Any] | str | Path | None = None,
     *,
     output: str | Path | None = None,
@@ -51,7 +54,8 @@ def calibrate(
         place = Path(output) if output is not None else Path(temporary) / "run"
         url = data.url if isinstance(data, Store) else data
         if not isinstance(url, str | Path):
-            url = _as_store(url, problem, Path(temporary) / "data.zarr").url
+            refuse_foreign(place)
+            url = _as_store(url, problem, (Path(temporary) if output is None else place) / DATA).url
         elif problem is not None:
             raise ModelError("problem is given beside a store, which has its own; leave it out")
         config = Config.parse(
@@ -81,10 +85,34 @@ def _as_store(
     matrices = {name: np.asarray(values, np.float64) for name, values in arrays.items()}
     ranges = [(name, float(np.nanmin(m)), float(np.nanmax(m))) for name, m in matrices.items() if m.size]
     rows = {"runs": len(matrices["z"]), "observations": len(matrices["y"])}
-    store = create(url, problem, dtype=choose("auto", ranges)[0], expected_rows=rows)
-    store.append_runs(matrices["x_runs"], matrices["t"], matrices["z"])
-    store.append_observations(matrices["x"], matrices["y"], noise)
+    made = not exists(url)
+    store = create(url, problem, dtype=choose("auto", ranges)[0], expected_rows=rows) if made else open_store(url)
+    try:
+        if not store.runs.rows:  # none either where a process was killed
+            store.append_runs(matrices["x_runs"], matrices["t"], matrices["z"])
+        if not store.observations.rows:
+            store.append_observations(matrices["x"], matrices["y"], noise)
+    except BaseException:
+        if made:
+            shutil.rmtree(url, ignore_errors=True)
+        raise
+    if not made and (store.problem != problem or not _holds(store, matrices, noise)):
+        raise ModelError(f"the run in {url.parent} began with other data; choose another output, or delete it")
     return store
+
+
+def _holds(store: Store, matrices: dict[str, Any], noise: Any) -> bool:
+    """Whether a store has these rows and no others."""
+    runs = {"x": matrices["x_runs"], "t": matrices["t"], "z": matrices["z"]}
+    field = {"x": matrices["x"], "y": matrices["y"]} | ({} if noise is None else {"noise": noise})
+    return all(
+        table.columns.keys() == given.keys()
+        and all(
+            np.array_equal(rows, np.asarray(given[name], rows.dtype).reshape(len(given[name]), -1), equal_nan=True)
+            for name, rows in table.read().items()
+        )
+        for table, given in ((store.runs, runs), (store.observations, field))
+    )
 
 
 def _plain(value: Any) -> Any:

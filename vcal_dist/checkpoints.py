@@ -1,8 +1,9 @@
 """Checkpoints by steps and by seconds, and the orderly end after SIGTERM or Ctrl-C.
 
 Every process votes in every step: to stop (it was signalled), to write (it is due; the first process' clock decides).
-The votes travel with the gradients, so that all processes stop and write at the same batch. A checkpoint is written by
-the first process alone, in one atomic replacement: a crash at any moment leaves the one before.
+The votes travel with the gradients, so that all processes stop and write at the same batch; they also write when a
+phase has ended. A checkpoint is written by the first process alone, in one atomic replacement: a crash at any moment
+leaves the one before.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ from vcal_dist.config import CheckpointSettings
 from vcal_dist.datamodule import StoreData
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import Descent
+from vcal_dist.schedule import Schedule, leaves
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Checkpoints(Callback):
     """Writes `last` and, for the stage under way, `best` (lowest smoothed loss) into a directory."""
 
-    def __init__(self, directory: Path, settings: CheckpointSettings, base: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, settings: CheckpointSettings, before: dict[str, Any] | None) -> None:
+        """`before` is the checkpoint that training goes on from, if it does."""
         self.directory, self.settings = directory, settings
-        self.base = base  # what every checkpoint says of the run: counts of rows, configuration
         self.signal: int = signal.SIGTERM  # that told this process to stop, if one did
         self.stopping = False  # it was told to
         self.stopped = False  # all of them have
-        self.lowest: tuple[int, float] = (-1, math.inf)  # number of the stage, its lowest loss so far
+        # The number of the stage that `best` is of, and its lowest loss so far.
+        self.lowest: tuple[int, float] = (-1, math.inf) if before is None else tuple(before["lowest"])
+        self._phase = -1  # whose number the last epoch had
         self._written = time.monotonic()
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Takes the signals over. (Lightning's own handler sends a collective message from inside the handler.)"""
-        self._written = time.monotonic()
+        assert isinstance(module, CalibrationModule)
+        self._written, self._phase = time.monotonic(), module.schedule.number
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -70,9 +75,10 @@ class Checkpoints(Callback):
             self._obey(trainer, module)
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """What was voted for in the last batch of a leg is done now that it is turned."""
+        """What was voted for in the last batch of a leg is done now that it is turned; a new phase is written too."""
         assert isinstance(module, CalibrationModule)
-        if any(module.outcome.votes):
+        before, self._phase = self._phase, module.schedule.number
+        if any(module.outcome.votes) or before != self._phase:
             self._obey(trainer, module)
 
     def _obey(self, trainer: Trainer, module: CalibrationModule) -> None:
@@ -89,21 +95,34 @@ class Checkpoints(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(data, StoreData)
         orders = {} if data.feeder is None else data.feeder.orders
-        state = {**self.base, "schema": SCHEMA, "orders": orders, "schedule": schedule.state()}
-        if trainer.is_global_zero:
+        state: dict[str, Any] = {"schema": SCHEMA, "orders": orders, "schedule": schedule.state()}
+        # Nothing leads on from what is not finite: the next loss says so, and the checkpoint before stays.
+        if trainer.is_global_zero and all(bool(tensor.isfinite().all()) for tensor in leaves(state)):
             self.directory.mkdir(parents=True, exist_ok=True)
-            phase = schedule.phase
-            if self.settings.keep_best and isinstance(phase, Descent) and math.isfinite(phase.smooth):
-                number, lowest = self.lowest
-                if schedule.number != number or phase.smooth < lowest:
-                    self.lowest = (schedule.number, phase.smooth)
-                    tensorfile.write(self.directory / BEST, state)
+            best = self._is_best(schedule)
+            state["lowest"] = list(self.lowest)
+            if best:
+                tensorfile.write(self.directory / BEST, state)
             tensorfile.write(self.directory / LAST, state)
         self._written = time.monotonic()
 
-    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Gives the signals back."""
+    def _is_best(self, schedule: Schedule) -> bool:
+        """Whether no loss of this stage, smoothed, was lower at a checkpoint; remembers it then."""
+        phase, (number, lowest) = schedule.phase, self.lowest
+        if not self.settings.keep_best or not isinstance(phase, Descent) or not phase.done:
+            return False
+        if schedule.number == number and not phase.smooth < lowest:
+            return False
+        self.lowest = (schedule.number, phase.smooth)
+        return True
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Gives the signals back, before Lightning does: it had them before."""
         for number, handler in self._before.items():
             with contextlib.suppress(ValueError, TypeError):  # not in the main thread any more
                 signal.signal(number, handler)
         self._before = {}
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        """Likewise."""
+        self.on_train_end(trainer, module)

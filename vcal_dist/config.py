@@ -98,7 +98,7 @@ class CheckpointSettings(Section):
 
     every_steps: Count | None = None  # null: by time only
     every_seconds: Positive | None = 60.0  # null: by steps only
-    keep_best: bool = True  # beside the last one, the one that judges best on the rows kept out
+    keep_best: bool = True  # beside the last one, the one with the lowest loss, smoothed, of its stage
 
 
 class Config(Section):

@@ -108,3 +108,7 @@ class StoreData(LightningDataModule):
         if self.feeder is not None:
             self.feeder.close()
             self.feeder = None
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Likewise: after an exception, Lightning tears nothing down."""
+        self.teardown("fit")

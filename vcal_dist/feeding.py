@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from storage.batches import Numbers
 from storage.store import Store
 from storage.streaming import Stream, stream
 from vcal_dist.batches import Observations, Runs, Scaling, take
@@ -114,24 +115,34 @@ class Feeder:
             "world_size": self.world_size,
             "memory": self.memory,
             "scheduler": self.scheduler,
-            "state": None if order is None else {"epoch": 0, "step": 0, name: order},
         }
-        if self._keep[name] and name not in self._resident:
-            self._resident[name] = self._load(name)
-        return stream(self.store, values=name not in self._resident, **options)
+        opened = stream(self.store, values=not self._keep[name], **options)
+        if order is None:
+            return opened
+        state = {"epoch": 0, "step": 0, name: order}
+        own = opened.tables[name].order.rank_rows(self.rank, self.world_size)
+        opened.load_state_dict(state)
+        if self._keep[name] and opened.tables[name].order.rank_rows(self.rank, self.world_size) != own:
+            # The checkpoint is of another memory budget and deals other rows to this process than those that it keeps.
+            opened.close()
+            opened = stream(self.store, state=state, **options)
+        return opened
 
     def _parts(self, name: str, opened: Stream, start: int) -> Iterator[Any]:
         """Endless batches of one table from number `start` on."""
         epoch, step = divmod(start, opened.steps)
-        state = opened.state_dict() | {"epoch": epoch, "step": step}
+        if not opened.tables[name].order.shuffle:  # every epoch of a pass is alike
+            epoch = opened.epoch
         if (opened.epoch, opened.step) != (epoch, step):
-            opened.load_state_dict(state)
+            opened.load_state_dict(opened.state_dict() | {"epoch": epoch, "step": step})
         while True:
             for batch in opened:
                 yield self._rows(name, getattr(batch, name))
 
     def _rows(self, name: str, part: Any) -> Rows:
-        if name in self._resident:
+        if isinstance(part, Numbers):
+            if name not in self._resident:
+                self._resident[name] = self._load(name)
             found: Rows = self._resident[name].take(part.row, part.weight)
             return found
         arrays = [None if array is None else torch.from_numpy(array) for array in part]

@@ -14,7 +14,7 @@ from vcal_dist.collapsed import posterior
 from vcal_dist.fullrank import FullRank
 from vcal_dist.initialise import start_model
 from vcal_dist.objective import runs_gram
-from vcal_dist.phases import NO_VOTE, Batch, Descent, Outcome
+from vcal_dist.phases import NO_VOTE, Batch, Descent, LinAlgError, Outcome
 from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.rows import AtHand, held_rows
 from vcal_dist.schedule import Schedule
@@ -94,7 +94,10 @@ class CalibrationModule(LightningModule):
         elif found.frame is not None:
             mean = found.frame.mean
         elif self.batch is not None and self.batch.runs is not None and is_collapsible(model, self.settings)[0]:
-            mean = posterior(runs_gram(model, self.batch.runs, None))[0]  # what this batch alone says
+            try:
+                mean = posterior(runs_gram(model, self.batch.runs, None))[0]  # what this batch alone says
+            except LinAlgError:  # the model is not finite any more: the next step says so
+                return None
         else:
             return None
         z = model.eta(self.judges.u, None).double() @ mean[:, model.columns_eta].double().mT

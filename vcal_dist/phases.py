@@ -26,6 +26,8 @@ BLOCK = 8192  # rows whose features stay in the cache
 PASS_ROWS = 8 * BLOCK  # of a global batch in a pass
 SMOOTHING, FIRST_STEPS = 0.1, 20  # of the loss, and steps before it is judged
 DIVERGED = 10.0  # nats a row above the lowest smoothed loss, relative to that where it is large
+CURE = "lower its learning rate, or check the data for outliers"
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined] # it is public in the docs
 NO_VOTE = (0.0, 0.0)
 
 
@@ -107,10 +109,13 @@ class Descent(Phase):
             )
 
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
-        loss = self.stage.loss(batch.runs, batch.observations, self.done)
-        if self.optimizer is not None:
-            self.optimizer.zero_grad()
-            loss.backward()
+        try:
+            loss = self.stage.loss(batch.runs, batch.observations, self.done)
+            if self.optimizer is not None:
+                self.optimizer.zero_grad()
+                loss.backward()
+        except LinAlgError as error:  # from sums over all processes: every one of them meets it
+            raise Diverged(f"the loss of stage '{self.name}' has no value in step {self.done}; {CURE}") from error
         extras = torch.stack([loss.detach().double(), *loss.new_tensor(votes, dtype=torch.float64)])
         value, *votes_of_all = average_gradients(self.parameters, extras).tolist()
         self._judge(value)
@@ -121,19 +126,20 @@ class Descent(Phase):
         return Outcome(value, (votes_of_all[0], votes_of_all[1]))
 
     def _judge(self, loss: float) -> None:
-        cure = "lower its learning rate, or check the data for outliers"
         if not math.isfinite(loss):
-            raise Diverged(f"the loss of stage '{self.name}' is {loss} in step {self.done}; {cure}")
+            raise Diverged(f"the loss of stage '{self.name}' is {loss} in step {self.done}; {CURE}")
         self.smooth = loss if self.done == 0 else (1 - SMOOTHING) * self.smooth + SMOOTHING * loss
         if self.done >= FIRST_STEPS:
             self.lowest = min(self.lowest, self.smooth)
             if self.smooth > self.lowest + DIVERGED * (1 + abs(self.lowest)):
                 raise Diverged(
                     f"stage '{self.name}' diverges: its loss, smoothed, has risen from {self.lowest:.4g} to "
-                    f"{self.smooth:.4g} in step {self.done}; {cure}"
+                    f"{self.smooth:.4g} in step {self.done}; {CURE}"
                 )
 
     def turn(self) -> bool:
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+            raise Diverged(f"stage '{self.name}' has lost its numbers in its last step, {self.done - 1}; {CURE}")
         self.finish(self.stage)
         return True
 

@@ -275,11 +275,11 @@ class Posterior:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> None:
-        """Writes `posterior.safetensors` and `posterior.nc`, each in one step."""
+        """Writes `posterior.nc` and then `posterior.safetensors`, each in one step: where the latter is, both are."""
         from vcal_dist.inference_data import to_inference_data, write_netcdf
 
-        tensorfile.write(Path(directory) / FILE, self._tree())
         write_netcdf(Path(directory) / DRAWS_FILE, to_inference_data(self))
+        tensorfile.write(Path(directory) / FILE, self._tree())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

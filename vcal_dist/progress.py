@@ -103,6 +103,9 @@ class Progress(Callback):
             self._bar.stop()
             self._bar = None
 
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, module, "fit")
+
 
 def _short(number: float) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from storage.places import write_durably
 from vcal_dist.datamodule import StoreData
 from vcal_dist.fullrank import Frame
 from vcal_dist.module import CalibrationModule
@@ -52,11 +55,14 @@ class Records(Callback):
                     if (row.get("step") or "").isdigit() and int(row["step"]) <= step
                 ]
         self._offset = float(kept[-1]["seconds"]) if kept else 0.0
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._writer = csv.DictWriter(self._file, [*COLUMNS, *(f"theta.{name}" for name in self.parameters)])
-        self._writer.writeheader()
-        self._writer.writerows(kept)
-        self._file.flush()
+        columns = [*COLUMNS, *(f"theta.{name}" for name in self.parameters)]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(kept)
+        write_durably(path, text.getvalue().encode())  # in one step: a crash here must not lose what was recorded
+        self._file = path.open("a", encoding="utf-8", newline="")
+        self._writer = csv.DictWriter(self._file, columns)
         self._board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=step + 1)
 
     def on_train_batch_end(
@@ -98,13 +104,14 @@ class Records(Callback):
             self._writer.writerow(row)
             self._file.flush()
             for name, value in self.latest.items():
-                if isinstance(value, float):
+                if isinstance(value, float) and math.isfinite(value):
                     self._board.add_scalar(f"{phase.name}/{name}", value, schedule.steps)
 
     def _emulator_error(self, module: CalibrationModule) -> float | None:
-        """Found anew while the emulator trains; afterwards it stays as it is."""
-        frame = module.schedule.work.found.frame
-        if frame is None or frame is not self._frame:
+        """Found anew as long as runs are read, which is what changes it; afterwards it stays as it is."""
+        frame, phase = module.schedule.work.found.frame, module.schedule.phase
+        reads_runs = phase is not None and phase.feed is not None and phase.feed.runs is not None
+        if reads_runs or frame is not self._frame:
             self._frame, self._error = frame, module.emulator_error()
         return self._error
 
@@ -114,3 +121,7 @@ class Records(Callback):
             self._file.close()
             self._board.close()
             self._file = None
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        """Likewise: after an exception, Lightning tears nothing down."""
+        self.teardown(trainer, module, "fit")

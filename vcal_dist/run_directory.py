@@ -2,9 +2,11 @@
 
 runs/NAME/
   config.yaml             what was asked for, with every default written out
+  rows.json               how many rows the store had when the run began: it never reads more
   versions.json           of Python and the packages
   checkpoints/            last.safetensors, best.safetensors
   metrics.csv, tensorboard/
+  data.zarr/              the rows, where they were given as arrays
   posterior.safetensors, posterior.nc
 """
 
@@ -12,25 +14,34 @@ from __future__ import annotations
 
 import json
 import platform
+import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from storage.places import write_durably
+from storage.places import LocalPlace, write_durably
+from storage.store import Store
 from vcal_dist import tensorfile
-from vcal_dist.checkpoints import LAST, SCHEMA
+from vcal_dist.checkpoints import BEST, LAST, SCHEMA
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError
+from vcal_dist.errors import ConfigError, ModelError
 
-CONFIG, VERSIONS, CHECKPOINTS = "config.yaml", "versions.json", "checkpoints"
+CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
+CHECKPOINTS, DATA = "checkpoints", "data.zarr"
+WAIT = 600.0  # seconds that other processes wait for the first
 PACKAGES = ("vcal-dist", "torch", "lightning", "numpy", "zarr", "dask", "ray", "arviz")
 # What may change between an interrupted run and the one that goes on with it.
 FREE = (
     "output",
     "generate",
-    "devices",
+    "devices.accelerator",
+    "devices.devices",
+    "devices.num_nodes",
+    "devices.backend",
+    "devices.threads",
     "checkpoints",
     "record_every",
     "data.memory",
@@ -39,31 +50,85 @@ FREE = (
 )
 
 
-def begin(config: Config, run: Path, *, first: bool) -> dict[str, Any] | None:
-    """Writes the configuration into a new run directory, or compares it with that of the run there.
+class Before(NamedTuple):
+    """What there is from earlier attempts."""
 
-    Returns the last checkpoint, if there is one. Only the `first` process writes.
+    rows: tuple[int, int]  # runs and observations that the run may read
+    checkpoint: dict[str, Any] | None  # the last one
+
+
+def look(config: Config, run: Path, store: Store, *, first: bool = True) -> Before:
+    """Compares what is asked for with the run there, if there is one. Writes nothing.
+
+    Other processes than the `first` wait until it has begun the run: the rows are the same for all of them.
     """
-    path = run / CONFIG
-    if path.exists():
-        _compare(config, path, run)
-    elif run.exists() and any(run.iterdir()):
-        raise ConfigError(f"output is {run}, which holds something else than a run; choose another, or empty it")
-    elif first:
-        write_durably(path, _yaml(config.plain()).encode())
-    if first:
-        write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
+    refuse_foreign(run)
+    if not first:
+        wait((run / ROWS).exists, f"begin the run in {run}")
+        store.refresh()
+    if (run / CONFIG).exists():
+        _compare(config, run)
+    rows = (store.runs.rows, store.observations.rows)
+    if not (run / ROWS).exists():
+        return Before(rows, None)
+    rows, now = _read_rows(run / ROWS), rows
+    for name, before, found in zip(("runs", "observations"), rows, now, strict=True):
+        if found < before:
+            raise ConfigError(
+                f"the run in {run} began with {before} {name}, but {store.url} has {found}; bring the store back, or "
+                "choose another output to begin anew"
+            )
     last = run / CHECKPOINTS / LAST
     if not last.exists():
-        return None
-    state = tensorfile.read(last)
+        return Before(rows, None)
+    try:
+        state = tensorfile.read(last)
+    except ModelError as error:
+        raise ConfigError(
+            f"the run in {run} cannot go on: {error}. Put {BEST}, if there is one, in its place, or delete {run} to "
+            "begin anew"
+        ) from error
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         raise ConfigError(f"{last} is a checkpoint of another version; delete {run} to begin anew, or use that version")
-    return dict(state)
+    return Before(rows, state)
 
 
-def _compare(config: Config, path: Path, run: Path) -> None:
-    before = yaml.safe_load(path.read_text(encoding="utf-8"))
+def refuse_foreign(run: Path) -> None:
+    """Raises if a run there would mix with what does not belong to one."""
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"output is {run}, which is a file; a run needs a directory: choose another")
+    if not run.exists() or (run / CONFIG).exists():
+        return
+    # A process that was killed may have left its data, or its configuration half-written.
+    foreign = [f.name for f in run.iterdir() if f.name != DATA and not f.match(f"{CONFIG}.*.partial")]
+    if foreign:
+        raise ConfigError(
+            f"output is {run}, which holds something else than a run ('{foreign[0]}'); choose another, or empty it"
+        )
+
+
+def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
+    """Writes down what is asked for; once it is known to make sense, so that a mistake can be mended in place."""
+    LocalPlace(run).sweep(["", CHECKPOINTS])  # what a process that was killed has left half-written
+    if not (run / CONFIG).exists():
+        write_durably(run / CONFIG, _yaml(config.plain()).encode())
+    write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
+    if not (run / ROWS).exists():  # the last: others wait for it
+        found = dict(zip(("runs", "observations"), rows, strict=True))
+        write_durably(run / ROWS, (json.dumps(found) + "\n").encode())
+
+
+def wait(done: Callable[[], bool], what: str) -> None:
+    """Until the first process has done something that the others need."""
+    end = time.monotonic() + WAIT
+    while not done():
+        if time.monotonic() > end:
+            raise ConfigError(f"waited {WAIT:.0f} s for the first process to {what}")
+        time.sleep(0.1)
+
+
+def _compare(config: Config, run: Path) -> None:
+    before = _read(run / CONFIG)
     now = yaml.safe_load(_yaml(config.plain()))
     changed = [
         f"  {key}: {old!r} before, {new!r} now"
@@ -76,6 +141,25 @@ def _compare(config: Config, path: Path, run: Path) -> None:
             + "\n".join(changed)
             + "\nChoose another output, or delete that directory to begin anew."
         )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A mapping in YAML or JSON, which is YAML too."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew")
+    return found
+
+
+def _read_rows(path: Path) -> tuple[int, int]:
+    found = _read(path)
+    try:
+        return int(found["runs"]), int(found["observations"])
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew") from None
 
 
 def _differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:

@@ -157,7 +157,7 @@ def _compression(work: Work) -> Phase:
     if start is not None:
         identity = torch.eye(q.width, dtype=start.root.dtype, device=start.root.device).expand_as(start.root)
         inverse = torch.linalg.solve_triangular(start.root, identity, upper=True)
-        q.move(q.theta_mean, start.mean, q.precision._replace(weights=inverse.mT @ inverse))
+        q.move(q.theta_mean, start.mean.clone(), q.precision._replace(weights=inverse.mT @ inverse))
 
     def finish() -> None:
         work.found.frame = Frame(q.raw_mean, q.raw_root)

@@ -36,13 +36,12 @@ from vcal_dist.problems import borehole
 from vcal_dist.progress import Progress
 from vcal_dist.records import Records
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
-from vcal_dist.run_directory import CHECKPOINTS, begin, versions
+from vcal_dist.run_directory import CHECKPOINTS, begin, look, versions, wait
 from vcal_dist.stages import choose
 from vcal_dist.strategy import DataParallel
 from vcal_dist.work import Fitted
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-WAIT = 600.0  # seconds that other processes wait for the first to make the store
 Say = Callable[[str], None]
 
 
@@ -60,15 +59,17 @@ def train(
     run = Path(config.output or "runs/calibration")
     first = is_first()
     store = open_or_make(config, first=first)
-    state = begin(config, run, first=first)
+    rows, state = look(config, run, store, first=first)
     if (run / FILE).exists():
         say(f"the run in {run} is done already; delete it or choose another output to train anew")
         return Posterior.load(run)
+    store = store.first(*rows)
     if state is not None:
-        store = store.first(*state["rows"])
         say(f"going on after step {state['schedule']['steps']} of the run in {run}")
     begun = time.perf_counter()
     prepared = prepare(config, store)
+    if first:
+        begin(config, run, rows)
     for line in describe(prepared.planned(), prepared.totals):
         say(line)
     fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
@@ -179,8 +180,7 @@ def fit(
     used: list[Callback] = [records, *callbacks]
     checkpoints = None
     if run is not None:
-        rows = [store.runs.rows, store.observations.rows]
-        checkpoints = Checkpoints(run / CHECKPOINTS, config.checkpoints, {"rows": rows})
+        checkpoints = Checkpoints(run / CHECKPOINTS, config.checkpoints, state)
         used.append(checkpoints)
     if progress:
         used.append(Progress(records))
@@ -226,7 +226,7 @@ def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path |
     )
 
 
-def assess(prepared: Prepared, fitted: Fitted, draws: int = 256) -> dict[str, Any]:
+def assess(prepared: Prepared, fitted: Fitted) -> dict[str, Any]:
     """How well rows are predicted that training did not see; rows of small tables are left out one by one."""
     at_hand, found = prepared.at_hand, {}
     for name, judge in (("runs", assess_runs), ("observations", assess_observations)):
@@ -242,7 +242,7 @@ def assess(prepared: Prepared, fitted: Fitted, draws: int = 256) -> dict[str, An
             at_hand.scaling,
             rows,
             leave_one_out=not len(held),
-            draws=draws,
+            draws=64 if len(held) else 256,  # leaving out one by one weighs the draws, so that fewer count
             seed=prepared.config.seed,
         )
         found[name] = judged._asdict()
@@ -270,11 +270,7 @@ def open_or_make(config: Config, *, first: bool = True) -> Store:
         if first:
             asked = config.generate
             return borehole.make_store(config.store, asked.runs, asked.observations, seed=asked.seed)
-        end = time.monotonic() + WAIT
-        while not exists(config.store):
-            if time.monotonic() > end:
-                raise ConfigError(f"waited {WAIT:.0f} s for the first process to make the store {config.store}")
-            time.sleep(0.5)
+        wait(lambda: exists(config.store), f"make the store {config.store}")
     return open_store(config.store)
 
 

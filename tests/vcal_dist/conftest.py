@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +20,9 @@ from vcal_dist.gp import GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.weights import MeanField
+
+if TYPE_CHECKING:
+    from tests.vcal_dist.training_kit import Processes
 
 F64 = torch.float64
 Array = NDArray[np.float64]
@@ -203,3 +206,13 @@ def one_thread() -> Iterator[None]:
 def kit() -> type[Kit]:
     """Builders of small cases."""
     return Kit
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Trainings in processes of their own."""
+    from tests.vcal_dist.training_kit import Processes  # not where `test_collective` runs as a script beside this file
+
+    found = Processes(tmp_path_factory.mktemp("processes"))
+    yield found
+    found.close()

@@ -1,0 +1,310 @@
+"""The run directory: whose run it is, what may change between attempts, and what is damaged in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from storage.errors import StoreError
+from storage.store import open_store
+from tests.vcal_dist.training_kit import append, assert_same, config, generate, make_store, settings, tensors
+from vcal_dist import run_directory, training
+from vcal_dist.config import Config
+from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.run_directory import FREE, begin, look
+from vcal_dist.training import train
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    url = tmp_path_factory.mktemp("data") / "s.zarr"
+    make_store(url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
+    """A run of the paper's schedule, which is the shortest."""
+    run = tmp_path_factory.mktemp("runs") / "finished"
+    train(config(store, run, "meanfield"), progress=False)
+    return run
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """The same run as if it had been stopped before its posterior was written."""
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run)
+    (run / "posterior.safetensors").unlink()
+    (run / "posterior.nc").unlink()
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def changed(plain: dict[str, Any], key: str, value: Any) -> Config:
+    section = plain
+    *path, last = key.split(".")
+    for part in path:
+        section = section.setdefault(part, {})
+    section[last] = value
+    return Config.parse(plain, "a test")
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_what_it_was_and_what_it_found(finished: Path, store: Path) -> None:
+    assert {path.name for path in finished.iterdir()} == {
+        "config.yaml",
+        "rows.json",
+        "versions.json",
+        "checkpoints",
+        "metrics.csv",
+        "tensorboard",
+        "posterior.safetensors",
+        "posterior.nc",
+    }
+    assert {path.name for path in (finished / "checkpoints").iterdir()} == {"last.safetensors", "best.safetensors"}
+    written = Config.parse(yaml.safe_load((finished / "config.yaml").read_text()), "config.yaml")
+    assert written == config(store, finished, "meanfield")
+    assert json.loads((finished / "rows.json").read_text()) == {"runs": 450, "observations": 60}
+    assert json.loads((finished / "versions.json").read_text())["torch"] == torch.__version__
+    assert next((finished / "tensorboard").iterdir()).stat().st_size > 0
+
+
+def test_a_finished_run_is_loaded_and_not_trained_again(
+    finished: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, said = contents(finished), list[str]()
+    monkeypatch.setattr(training, "fit", lambda *_, **__: pytest.fail("it is trained again"))
+    monkeypatch.setattr(run_directory, "versions", lambda: {"torch": "another"})
+    posterior = train(config(store, finished, "meanfield"), progress=False, say=said.append)
+    assert torch.equal(posterior.model.kappa, tensors(finished)[".model.state.kappa"])
+    assert "done already" in said[0]
+    assert contents(finished) == before
+
+
+# --- another configuration --------------------------------------------------------------------------------------------
+
+
+def test_another_configuration_is_refused_by_the_keys_that_differ(finished: Path, store: Path) -> None:
+    before = contents(finished)
+    other = settings(store, finished, "meanfield", seed=5, model={"eta": {"amplitude": 2.0}})
+    other["fit"]["emulator"]["steps"] = 9
+    with pytest.raises(ConfigError) as raised:
+        train(Config.parse(other, "a test"), progress=False)
+    text = str(raised.value)
+    assert "seed: 0 before, 5 now" in text
+    assert "model.eta.amplitude: 1.0 before, 2.0 now" in text
+    assert "fit.emulator.steps: 4 before, 9 now" in text
+    assert text.count(" before, ") == 3
+    assert "another output" in text
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("store", None),
+        ("transforms", {"f0": {"kind": "log"}}),
+        ("data.holdout", 0.1),
+        ("data.holdout_rows", 7),
+        ("devices.precision", "float64"),  # it decides what is computed, not where
+    ],
+)
+def test_what_decides_the_result_may_not_change(finished: Path, store: Path, key: str, value: Any) -> None:
+    if key == "store":
+        value = str(store.parent / ".." / store.parent.name / store.name)  # the same store: only its name is known
+    with pytest.raises(ConfigError, match=rf"{key}\S*: "):
+        train(changed(settings(store, finished, "meanfield"), key, value), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("generate", {"runs": 10}),
+        ("devices.accelerator", "cpu"),
+        ("devices.devices", 1),
+        ("devices.backend", "gloo"),
+        ("devices.threads", 1),
+        ("checkpoints.every_steps", 2),
+        ("checkpoints.keep_best", False),
+        ("record_every", 3),
+        ("data.memory", "300 MB"),
+        ("data.resident", False),
+        ("data.scheduler", "synchronous"),
+    ],
+)
+def test_how_and_where_it_runs_may_change(copy: Path, store: Path, key: str, value: Any) -> None:
+    asked = changed(settings(store, copy, "meanfield"), key, value)
+    assert look(asked, copy, open_store(store)).checkpoint is not None
+    assert any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def test_a_run_goes_on_streamed_on_other_settings_and_in_another_place(copy: Path, finished: Path, store: Path) -> None:
+    asked = settings(store, copy, "meanfield", data={"resident": False, "memory": "100 MB"}, record_every=2)
+    train(Config.parse(asked, "a test"), progress=False)
+    assert_same(copy, finished)
+
+
+# --- other things in its place ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoints/last.safetensors", "thesis.partial"])
+def test_a_directory_with_something_else_is_refused_and_untouched(tmp_path: Path, store: Path, name: str) -> None:
+    run = tmp_path / "run"
+    (run / name).parent.mkdir(parents=True)
+    (run / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds something else than a run .*choose another"):
+        train(config(store, run), progress=False)
+    assert contents(run) == {name: b"mine"}
+
+
+def test_a_file_is_refused_and_untouched(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        train(config(store, tmp_path / "run"), progress=False)
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_what_a_killed_process_has_left_is_no_obstacle_and_is_swept_away(tmp_path: Path, store: Path) -> None:
+    run, left = tmp_path / "run", ("config.yaml.1f.partial", "checkpoints/last.safetensors.2e.partial")
+    run.mkdir()
+    (run / left[0]).write_text("sto")  # killed while the configuration was written
+    asked, opened = config(store, run), open_store(store)
+    begin(asked, run, look(asked, run, opened).rows)
+    (run / "checkpoints").mkdir()
+    (run / left[1]).write_bytes(b"\0" * 100)
+    found = look(asked, run, opened)
+    assert found.checkpoint is None
+    begin(asked, run, found.rows)
+    assert not list(run.rglob("*.partial"))
+
+
+def test_a_mistake_can_be_mended_in_place(tmp_path: Path) -> None:
+    """Nothing is kept of a run that could not begin: neither its configuration nor how many rows there were."""
+    url, run = tmp_path / "s.zarr", tmp_path / "run"
+    store = make_store(url, runs=1, observations=1)
+    for transforms, message in (({"f1": {"kind": "log"}}, "the output 'f1'"), ({}, "in 1 runs; at least 2 are needed")):
+        with pytest.raises(ModelError, match=message):
+            train(config(url, run, "meanfield", transforms=transforms), progress=False)
+        assert not run.exists()
+    append(store, generate(60, 20))
+    posterior = train(config(url, run, "meanfield"), progress=False)
+    assert posterior.record["rows"] == {"runs": 61, "observations": 21}
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "cut off":
+        del data[len(data) // 2 :]
+    elif how == "a flipped bit":
+        data[-3] ^= 1
+    else:
+        data[:] = b"nothing of this kind"
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("how", ["cut off", "a flipped bit", "another file"])
+def test_a_damaged_checkpoint_is_named_with_a_cure(copy: Path, store: Path, how: str) -> None:
+    damage(copy / "checkpoints" / "last.safetensors", how)
+    before = contents(copy)
+    with pytest.raises(ConfigError, match=r"last\.safetensors.*best\.safetensors.*or delete .* to begin anew"):
+        train(config(store, copy, "meanfield"), progress=False)
+    after = contents(copy)
+    assert {name: after[name] for name in before if name != "versions.json"} == {
+        name: text for name, text in before.items() if name != "versions.json"
+    }
+
+
+def test_the_best_checkpoint_can_take_the_place_of_the_last(copy: Path, finished: Path, store: Path) -> None:
+    (copy / "checkpoints" / "best.safetensors").replace(copy / "checkpoints" / "last.safetensors")
+    train(config(store, copy, "meanfield"), progress=False)
+    assert_same(copy, finished)
+
+
+@pytest.mark.parametrize("text", ["", "seed: [", "- 1", "\x00"])
+@pytest.mark.parametrize("name", ["config.yaml", "rows.json"])
+def test_a_damaged_configuration_is_named(copy: Path, store: Path, name: str, text: str) -> None:
+    (copy / name).write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        train(config(store, copy, "meanfield"), progress=False)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"runs": 450}', '{"runs": "many", "observations": 60}'])
+def test_damaged_counts_of_rows_are_named(copy: Path, store: Path, text: str) -> None:
+    (copy / "rows.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"rows\.json is damaged"):
+        train(config(store, copy, "meanfield"), progress=False)
+
+
+def test_a_checkpoint_of_another_version_is_refused(copy: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "SCHEMA", 99)
+    with pytest.raises(ConfigError, match="checkpoint of another version"):
+        train(config(store, copy, "meanfield"), progress=False)
+
+
+def test_a_damaged_posterior_is_not_trained_over(copy: Path, finished: Path, store: Path) -> None:
+    shutil.copy(finished / "posterior.safetensors", copy)
+    damage(copy / "posterior.safetensors", "a flipped bit")
+    with pytest.raises(ModelError, match=r"posterior\.safetensors"):
+        train(config(store, copy, "meanfield"), progress=False)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_to_the_rows_that_it_began_with(tmp_path: Path, finished: Path) -> None:
+    """Also when it was stopped before its first checkpoint."""
+    url, run = tmp_path / "s.zarr", tmp_path / "run"
+    store = make_store(url)
+    begin(config(url, run, "meanfield"), run, look(config(url, run, "meanfield"), run, store).rows)
+    append(store, generate(100, 20, seed=9))
+    posterior = train(config(url, run, "meanfield"), progress=False)
+    assert posterior.record["rows"] == {"runs": 450, "observations": 60}
+    assert_same(run, finished)
+
+
+def test_a_store_with_fewer_rows_than_the_run_began_with_is_refused(tmp_path: Path, copy: Path) -> None:
+    url = tmp_path / "s.zarr"
+    make_store(url, runs=449)
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace(yaml.safe_load(text)["store"], str(url)))
+    with pytest.raises(ConfigError, match=r"began with 450 runs, but .* has 449"):
+        train(config(url, copy, "meanfield"), progress=False)
+
+
+def test_another_process_waits_for_the_first_and_takes_its_rows(tmp_path: Path, store: Path) -> None:
+    run, asked, found = tmp_path / "run", config(store, tmp_path / "run"), []
+    grown = make_store(tmp_path / "s.zarr", runs=500, observations=80)  # as another process may see it, a little later
+    other = threading.Thread(target=lambda: found.append(look(asked, run, grown, first=False)))
+    other.start()
+    time.sleep(0.2)
+    assert not found
+    assert not run.exists()
+    begin(asked, run, look(asked, run, open_store(store)).rows)
+    other.join(10)
+    assert found[0].rows == (450, 60)
+
+
+def test_waiting_has_an_end(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "WAIT", 0.2)
+    with pytest.raises(ConfigError, match="for the first process to begin the run"):
+        look(config(store, tmp_path / "run"), tmp_path / "run", open_store(store), first=False)
+    with pytest.raises(StoreError, match="there is no store"):
+        train(config(tmp_path / "none.zarr", tmp_path / "run"), progress=False)
+    assert not (tmp_path / "run").exists()
