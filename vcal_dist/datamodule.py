@@ -35,13 +35,18 @@ class Leg(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         begun = time.perf_counter()
         batch = next(self.batches)
-        self.wait.seconds += time.perf_counter() - begun
+        waited = time.perf_counter() - begun
+        if index == 0:
+            self.wait.opening += waited
+        else:
+            self.wait.seconds += waited
         return batch
 
 
 class Waiting:
-    """How long training has waited for rows."""
+    """How long training has waited for rows: for the first batches of legs, which open the store, and for others."""
 
+    opening = 0.0
     seconds = 0.0
 
 

@@ -7,6 +7,7 @@ be entered at any batch and is the same for any number of processes, whether row
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from vcal_dist.phases import Batch, Feed
 from vcal_dist.rows import keep_out
 
 TABLES = ("runs", "observations")
+TOGETHER = 32_768  # rows that are scaled at once: operations on few rows cost more than the rows
 Rows = Runs | Observations
 Check = Callable[[str, Any], None]  # of a table's name and rows; raises what is wrong with them
 
@@ -39,7 +41,7 @@ class Resident:
         device = self.rows.weight.device
         chosen = torch.from_numpy(numbers).to(device, non_blocking=True)
         found = take(self.rows, (chosen - self.first).clamp_min_(0))
-        if weight[-1] != 0:  # padding comes last
+        if weight.all():
             return found
         padding = torch.from_numpy(weight).to(device, torch.float64, non_blocking=True)
         return found._replace(weight=found.weight * padding, row=chosen)
@@ -92,7 +94,7 @@ class Feeder:
         return self._batches(range(start, self.length(feed)))
 
     def _batches(self, numbers: range) -> Iterator[Batch]:
-        parts = {name: self._parts(name, opened, numbers.start) for name, opened in self._streams.items()}
+        parts = {name: self._parts(name, opened, numbers) for name, opened in self._streams.items()}
         for _ in numbers:
             rows = {name: next(part) for name, part in parts.items()}
             yield Batch(rows.get("runs"), rows.get("observations"))
@@ -128,16 +130,19 @@ class Feeder:
             opened = stream(self.store, state=state, **options)
         return opened
 
-    def _parts(self, name: str, opened: Stream, start: int) -> Iterator[Any]:
-        """Endless batches of one table from number `start` on."""
-        epoch, step = divmod(start, opened.steps)
+    def _parts(self, name: str, opened: Stream, numbers: range) -> Iterator[Any]:
+        """Batches of one table by their numbers in the leg; small ones are made ready several at a time."""
+        epoch, step = divmod(numbers.start, opened.steps)
         if not opened.tables[name].order.shuffle:  # every epoch of a pass is alike
             epoch = opened.epoch
         if (opened.epoch, opened.step) != (epoch, step):
             opened.load_state_dict(opened.state_dict() | {"epoch": epoch, "step": step})
-        while True:
-            for batch in opened:
-                yield self._rows(name, getattr(batch, name))
+        size = opened.tables[name].capacity
+        endless = (getattr(batch, name) for epoch in iter(lambda: opened, None) for batch in epoch)
+        for group in _groups(numbers, max(1, TOGETHER // size)):
+            rows = self._rows(name, _joined(list(itertools.islice(endless, len(group)))))
+            for i in range(len(group)):
+                yield rows if len(group) == 1 else take(rows, slice(i * size, (i + 1) * size))  # type: ignore[type-var]
 
     def _rows(self, name: str, part: Any) -> Rows:
         if isinstance(part, Numbers):
@@ -182,11 +187,21 @@ class Feeder:
         """Whether the rows of this process may stay: in half of the budget, or of a GPU's free memory."""
         table = getattr(self.store, name)
         width = sum(len(names) for names in table.columns.values())
-        need = (
-            24 * (width + 2) * table.rows / self.world_size
-        )  # float64 for most, and a copy while they are put in order
+        need = 24 * (width + 2) * table.rows / self.world_size  # mostly float64, and a copy while they are sorted
         free = self.memory
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):
                 free = min(int(torch.cuda.mem_get_info(self.device)[0]), 8 * self.memory)
         return need <= free / 2
+
+
+def _groups(numbers: range, size: int) -> Iterator[range]:
+    return (numbers[i : i + size] for i in range(0, len(numbers), size))
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The rows of several batches one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*parts, strict=True)
+    return type(parts[0])(*(None if column[0] is None else np.concatenate(column) for column in columns))
