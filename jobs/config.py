@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from storage.places import write_durably
 from storage.validation import show
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
@@ -45,16 +44,11 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: quotes the texts that it would take for something else."""
-
-
-for _class in (_Loader, _Dumper):
-    _class.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in known if tag.removeprefix(TAG) != "timestamp"]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    _class.add_implicit_resolver(TAG + "float", EXPONENT, list("-+.0123456789"))
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag.removeprefix(TAG) != "timestamp"]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(TAG + "float", EXPONENT, list("-+.0123456789"))
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -92,15 +86,6 @@ def resolve(config: Config, name: str | None = None) -> Config:
     """
     output = config.output or str(Path("runs") / (name or PurePosixPath(config.store).stem))
     return config.model_copy(update={"store": _absolute(config.store), "output": _absolute(output)})
-
-
-def dump(config: Config, path: str | Path) -> None:
-    """Writes the configuration as YAML, every key included; `load` makes an equal one of it."""
-    text = yaml.dump(config.plain(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    try:
-        write_durably(Path(path), text.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write the configuration {path}: {error.strerror or error}") from error
 
 
 def _read(text: str, name: str) -> Any:

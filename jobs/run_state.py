@@ -30,19 +30,17 @@ class Progress:
     """Where training was when its last checkpoint was written; without one, everything is None."""
 
     step: int | None = None  # over all phases
-    phase: str | None = None  # None also where nothing says in which one it was
+    phase: str | None = None
     phase_step: int | None = None  # of a stage that takes steps,
     phase_steps: int | None = None  # so many in all
     phase_pass: int | None = None  # of a phase that goes over all rows again and again, from 1
-    after: str | None = None  # the last phase that has a record
     written: str | None = None  # when
 
     def __str__(self) -> str:
         if self.step is None:
             return "no checkpoint yet"
         if self.phase is None:
-            began = f", after '{self.after}'" if self.after else ""
-            return f"at step {self.step:,}{began}"
+            return f"at step {self.step:,}"
         if self.phase_step is None:
             return f"in phase '{self.phase}', pass {self.phase_pass}, step {self.step:,} in all"
         of = "" if self.phase_steps is None else f" of {self.phase_steps:,}"
@@ -50,7 +48,7 @@ class Progress:
 
 
 def progress(run: Path) -> Progress:
-    """What the last checkpoint and the records say; raises ModelError if the checkpoint is damaged."""
+    """What the last checkpoint says; raises ModelError if the checkpoint is damaged."""
     from vcal_dist import tensorfile
     from vcal_dist.errors import ModelError
 
@@ -60,28 +58,12 @@ def progress(run: Path) -> Progress:
     state = tensorfile.read(path)
     try:
         schedule = state["schedule"]
-        step, leg, batch, phase = (schedule[key] for key in ("steps", "leg", "batch", "phase"))
+        step, name, leg, phase = (schedule[key] for key in ("steps", "name", "leg", "phase"))
         done, planned = phase.get("done"), phase.get("cycle", {}).get("total_steps")
     except (KeyError, TypeError, AttributeError):
         raise ModelError(f"{path} is not a checkpoint of this version; use the version that wrote it") from None
-    name, after = _phase_at(records(run), step, leg, batch)
     steps = None if done is None else _steps_of(run, name, planned)
-    return Progress(step, name, done, steps, leg + 1 if done is None else None, after, time_of(path))
-
-
-def _phase_at(rows: list[dict[str, str]], step: int, leg: int, batch: int) -> tuple[str | None, str | None]:
-    """The phase of a checkpoint, and the last one with a record.
-
-    A checkpoint does not name its phase. Records do: one at the end of every leg, and some within it.
-    """
-    before = [row for row in rows if int(row["step"]) <= step]
-    later = [row for row in rows if int(row["step"]) > step]
-    after = before[-1]["phase"] if before else None
-    if before and batch and int(before[-1]["step"]) > step - batch:  # a record of the same leg
-        return after, after
-    if later:  # training went on after the checkpoint, and was recorded in the same leg
-        return later[0]["phase"], after
-    return (after if leg else None), after
+    return Progress(step, name, done, steps, leg + 1 if done is None else None, time_of(path))
 
 
 def _steps_of(run: Path, stage: str | None, planned: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""`python -m vcal_dist CONFIG`: trains what a resolved configuration says; `vcal train` is for people.
+"""`python -m vcal_dist CONFIG [--quiet]`: trains what a resolved configuration says; `vcal train` is for people.
 
 Exit status 75 after SIGTERM ("try again" in sysexits.h) and 130 after Ctrl-C: the same command goes on.
 """
@@ -13,24 +13,25 @@ import yaml
 
 from storage.errors import VcalError
 from vcal_dist.config import Config
-from vcal_dist.errors import Diverged, Preempted
+from vcal_dist.errors import INTERRUPTED, PREEMPTED, Diverged, Preempted
 from vcal_dist.training import is_first, train
 
 
-def main(path: str) -> int | str:
+def main(path: str, *options: str) -> int | str:
     """The exit status, or a message with status 1."""
     try:
-        train(Config.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")), path))
+        config = Config.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")), path)
+        train(config, progress="--quiet" not in options)
     except (Diverged, Preempted) as stopped:
         if not is_first():  # all processes ended alike, and Lightning kills the first if another fails before it
             return 0
         if isinstance(stopped, Diverged):
             return f"error: {stopped}"
-        return 130 if stopped.signal == signal.SIGINT else 75
+        return INTERRUPTED if stopped.signal == signal.SIGINT else PREEMPTED
     except VcalError as error:
         return f"error: {error}"
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,10 +19,10 @@ from storage.precision import choose
 from storage.problem import Problem, load_problem, parse_problem
 from storage.store import Store, create, exists, open_store
 from vcal_dist.config import Config
-from vcal_dist.errors import ModelError
+from vcal_dist.errors import INTERRUPTED, PREEMPTED, ModelError, Preempted
 from vcal_dist.posterior import Posterior
 from vcal_dist.run_directory import DATA, refuse_foreign
-from vcal_dist.training import Say, train
+from vcal_dist.training import Say, processes, train
 
 ARRAYS = ("x_runs", "t", "z", "x", "y")
 
@@ -62,8 +63,8 @@ def calibrate(
             {**{key: _plain(value) for key, value in settings.items()}, "store": str(url), "output": str(place)},
             "calibrate(...)",
         )
-        if config.devices.devices not in ("auto", 1) or config.devices.num_nodes > 1:
-            return _in_other_processes(config, Path(temporary))
+        if processes(config.devices) > 1:
+            return _in_other_processes(config, Path(temporary), progress)
         return train(config, progress=progress, say=say)
 
 
@@ -122,14 +123,22 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
-def _in_other_processes(config: Config, temporary: Path) -> Posterior:
+def _in_other_processes(config: Config, temporary: Path, progress: bool) -> Posterior:
     """Several processes begin with a program of their own: a notebook cannot be started twice."""
     path = temporary / "config.yaml"
     path.write_text(yaml.safe_dump(config.plain(), sort_keys=False), encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "vcal_dist", str(path)], check=False)  # noqa: S603 - no shell
-    if done.returncode:
-        raise ModelError(
-            f"training in {config.devices.devices} processes ended with status {done.returncode}; see above"
-        )
+    quiet = [] if progress else ["--quiet"]
+    with subprocess.Popen([sys.executable, "-m", "vcal_dist", str(path), *quiet]) as started:  # noqa: S603 - no shell
+        while True:
+            try:
+                status = started.wait()
+                break
+            except KeyboardInterrupt:  # it has heard of it as well, and writes a checkpoint first
+                continue
+    if status in (PREEMPTED, INTERRUPTED):
+        number = signal.SIGINT if status == INTERRUPTED else signal.SIGTERM
+        raise Preempted(f"stopped by a signal; with output={config.output} the same call goes on from there", number)
+    if status:
+        raise ModelError(f"training in {processes(config.devices)} processes ended with status {status}; see above")
     assert config.output is not None
     return Posterior.load(config.output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class StoreData(LightningDataModule):
         self.check = check
         self.waiting = Waiting()
         self.feeder: Feeder | None = None
+        self.prefetching: Generator[Batch] | None = None
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """The leg that the schedule has come to."""
@@ -89,14 +90,16 @@ class StoreData(LightningDataModule):
                 world_size=trainer.world_size,
             )
         schedule = module.schedule
-        assert schedule.phase is not None
+        if schedule.phase is None:  # no phase has a step to take
+            return DataLoader(Leg(iter(()), 0, self.waiting), batch_size=None)
         feed = schedule.phase.feed
         assert feed is not None
         module.leg_batches = self.feeder.length(feed)
         batches = self.feeder.leg(feed, schedule.number, schedule.batch, self.orders)
         self.orders = None
+        self._stop_prefetching()
         if module.device.type == "cuda":
-            batches = prefetched(batches)
+            self.prefetching = batches = prefetched(batches)
         leg = Leg(batches, module.leg_batches - schedule.batch, self.waiting)
         return DataLoader(leg, batch_size=None)
 
@@ -110,9 +113,16 @@ class StoreData(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stops reading ahead."""
+        self._stop_prefetching()
         if self.feeder is not None:
             self.feeder.close()
             self.feeder = None
+
+    def _stop_prefetching(self) -> None:
+        """Before the streams are closed that its thread reads."""
+        if self.prefetching is not None:
+            self.prefetching.close()
+            self.prefetching = None
 
     def on_exception(self, exception: BaseException) -> None:
         """Likewise: after an exception, Lightning tears nothing down."""

@@ -2,6 +2,8 @@
 
 from storage.errors import VcalError
 
+PREEMPTED, INTERRUPTED = 75, 130  # exit statuses after SIGTERM ("try again" in sysexits.h) and after Ctrl-C
+
 
 class ModelError(VcalError, ValueError):
     """A setting or an input that the model cannot work with; the message names it, its value and the cure."""

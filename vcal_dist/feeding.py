@@ -20,6 +20,7 @@ from storage.batches import Numbers
 from storage.store import Store
 from storage.streaming import Stream, stream
 from vcal_dist.batches import Observations, Runs, Scaling, take
+from vcal_dist.errors import ModelError
 from vcal_dist.phases import Batch, Feed
 from vcal_dist.rows import keep_out
 
@@ -88,8 +89,12 @@ class Feeder:
         if self._leg != (phase, feed):  # legs of one phase read alike: what was read for the first serves the others
             self.close()
             self._leg = (phase, feed)
-            for name, size in self._sizes(feed).items():
-                self._streams[name] = self._open(name, size, phase, feed.batches is not None, (orders or {}).get(name))
+            sizes = self._sizes(feed)
+            for name, size in sizes.items():
+                order = (orders or {}).get(name)
+                self._streams[name] = self._open(
+                    name, size, phase, feed.batches is not None, self.memory // len(sizes), order
+                )
             self.orders = {name: s.state_dict()[name] for name, s in self._streams.items()}
         return self._batches(range(start, self.length(feed)))
 
@@ -106,16 +111,21 @@ class Feeder:
         self._streams, self._leg = {}, None
 
     def _sizes(self, feed: Feed) -> dict[str, int]:
-        return {name: size for name, size in zip(TABLES, (feed.runs, feed.observations), strict=True) if size}
+        """Rows of a global batch of each table; one that has all rows to learn from has those kept out too."""
+        sizes = {name: size for name, size in zip(TABLES, (feed.runs, feed.observations), strict=True) if size}
+        rows = {name: getattr(self.store, name).rows for name in sizes}
+        return {name: rows[name] if size >= rows[name] - len(self.held[name]) else size for name, size in sizes.items()}
 
-    def _open(self, name: str, size: int, phase: int, shuffle: bool, order: dict[str, Any] | None) -> Stream:
+    def _open(
+        self, name: str, size: int, phase: int, shuffle: bool, memory: int, order: dict[str, Any] | None
+    ) -> Stream:
         options: dict[str, Any] = {
             name: size,
             "seed": self.seed * 1009 + phase,
             "shuffle": shuffle,
             "rank": self.rank,
             "world_size": self.world_size,
-            "memory": self.memory,
+            "memory": memory,
             "scheduler": self.scheduler,
         }
         opened = stream(self.store, values=not self._keep[name], **options)
@@ -131,14 +141,19 @@ class Feeder:
         return opened
 
     def _parts(self, name: str, opened: Stream, numbers: range) -> Iterator[Any]:
-        """Batches of one table by their numbers in the leg; small ones are made ready several at a time."""
-        epoch, step = divmod(numbers.start, opened.steps)
-        if not opened.tables[name].order.shuffle:  # every epoch of a pass is alike
+        """Batches of one table by their numbers in the leg; small ones are made ready several at a time.
+
+        Rows that fill no batch at the end of an epoch wait for the next one: the evidence of few rows says little.
+        """
+        order = opened.tables[name].order
+        steps = max(1, order.rows // order.batch) if order.shuffle else order.steps
+        epoch, step = divmod(numbers.start, steps)
+        if not order.shuffle:  # every epoch of a pass is alike
             epoch = opened.epoch
         if (opened.epoch, opened.step) != (epoch, step):
             opened.load_state_dict(opened.state_dict() | {"epoch": epoch, "step": step})
         size = opened.tables[name].capacity
-        endless = (getattr(batch, name) for epoch in iter(lambda: opened, None) for batch in epoch)
+        endless = (getattr(b, name) for epoch in iter(lambda: opened, None) for b in epoch if b.step < steps)
         for group in _groups(numbers, max(1, TOGETHER // size)):
             rows = self._rows(name, _joined(list(itertools.islice(endless, len(group)))))
             for i in range(len(group)):
@@ -150,13 +165,25 @@ class Feeder:
                 self._resident[name] = self._load(name)
             found: Rows = self._resident[name].take(part.row, part.weight)
             return found
-        arrays = [None if array is None else torch.from_numpy(array) for array in part]
-        scale: Any = self.scaling.runs if name == "runs" else self.scaling.observations
-        scaled = scale(*arrays, check=False)
+        scaled = self._scaled(name, [None if array is None else torch.from_numpy(array) for array in part])
         if self.check is not None:
             self.check(name, scaled)
         kept: Rows = keep_out(scaled, self.held[name])
         return kept
+
+    def _scaled(self, name: str, arrays: list[Any]) -> Any:
+        """Rows in the model's units; what an output's transform cannot take is refused by its row in the store."""
+        scale: Any = self.scaling.runs if name == "runs" else self.scaling.observations
+        transformed = any(transform.kind != "none" for transform in self.scaling.outputs.transforms)
+        try:
+            return scale(*arrays, check=transformed)
+        except ModelError:
+            for i, row in enumerate(arrays[-2].tolist()):
+                try:
+                    scale(*(None if array is None else array[i : i + 1] for array in arrays))
+                except ModelError as error:
+                    raise ModelError(f"row {row} of the {name} in the store: {error}") from None
+            raise
 
     def _load(self, name: str) -> Resident:
         """Reads and scales all rows of this process, once."""

@@ -36,7 +36,7 @@ def fit(
     check(model, runs, observations)
     start_model(model, runs, observations, seed)
     totals = Totals(len(runs.u), len(observations.x))
-    work = Work(model, settings, totals, seed, runs, observations)
+    work = Work(model, settings, totals, seed, observations)
     drive(Schedule(work), runs, observations, report)
     return Fitted.from_work(work)
 
@@ -45,7 +45,7 @@ def fit_emulator(
     model: CalibrationModel, runs: Runs, settings: FitSettings, *, seed: int = 0, report: Report | None = None
 ) -> tuple[Frame, float | None]:
     """η's hyperparameters and features, then what all runs say of its weights, with the log of their evidence."""
-    work = Work(model, settings, Totals(len(runs.u), 0), seed, runs, None)
+    work = Work(model, settings, Totals(len(runs.u), 0), seed, None)
     drive(Schedule(work, phases_of(work)[:2]), runs, None, report)
     assert work.found.frame is not None
     return work.found.frame, work.found.log_evidence_runs

@@ -57,9 +57,7 @@ class CalibrationModule(LightningModule):
             on_device(self.at_hand.runs, self.device),
             on_device(self.at_hand.observations, self.device),
         )
-        work = Work(
-            self.model, self.settings, self.totals, self.seed, runs, observations, complete=self.at_hand.complete
-        )
+        work = Work(self.model, self.settings, self.totals, self.seed, observations, complete=self.at_hand.complete)
         held = held_rows(self.at_hand.runs, self.at_hand.held_runs)
         self.judges: Runs = on_device(held if len(held.u) else self.at_hand.runs, self.device)
         self.judges = type(self.judges)(*(part[:JUDGES] for part in self.judges))

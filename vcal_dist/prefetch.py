@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from vcal_dist.phases import Batch
@@ -15,8 +15,8 @@ from vcal_dist.phases import Batch
 AHEAD = 2
 
 
-def prefetched(batches: Iterator[Batch], ahead: int = AHEAD, *, pin: bool = True) -> Iterator[Batch]:
-    """The same batches; an exception comes where its batch would have come."""
+def prefetched(batches: Iterator[Batch], ahead: int = AHEAD, *, pin: bool = True) -> Generator[Batch]:
+    """The same batches; an exception comes where its batch would have come. Closing it ends the thread."""
     ready: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
     stop = threading.Event()
 

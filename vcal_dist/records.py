@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -48,12 +49,8 @@ class Records(Callback):
         step, path = module.schedule.steps, self.directory / METRICS
         kept: list[dict[str, str]] = []
         if path.exists():
-            with path.open(encoding="utf-8", newline="") as file:
-                kept = [
-                    row
-                    for row in csv.DictReader(file)
-                    if (row.get("step") or "").isdigit() and int(row["step"]) <= step
-                ]
+            with path.open(encoding="utf-8", newline="") as file, contextlib.suppress(csv.Error, UnicodeDecodeError):
+                kept = [row for row in csv.DictReader(file) if _is_whole(row) and int(row["step"]) <= step]
         self._offset = float(kept[-1]["seconds"]) if kept else 0.0
         columns = [*COLUMNS, *(f"theta.{name}" for name in self.parameters)]
         text = io.StringIO(newline="")
@@ -125,3 +122,11 @@ class Records(Callback):
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         """Likewise: after an exception, Lightning tears nothing down."""
         self.teardown(trainer, module, "fit")
+
+
+def _is_whole(row: dict[str, str]) -> bool:
+    """Whether a row was written to its end: the last one of a killed process, or on a full disk, may not be."""
+    try:
+        return int(row["step"]) >= 0 and float(row["seconds"]) >= 0
+    except (KeyError, TypeError, ValueError):
+        return False

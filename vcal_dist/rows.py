@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from storage.sampling import sample
 from storage.store import Store
-from storage.summary import summarise
 from vcal_dist.batches import Observations, Runs, Scaling, Table, take
 from vcal_dist.calibration import ModelSettings
 from vcal_dist.errors import ModelError
@@ -47,7 +45,9 @@ def rows_at_hand(
 ) -> AtHand:
     """Reads them, finds the outputs' scaling from them, and chooses which to keep out."""
     names = [output.name for output in store.problem.outputs]
-    _check_outputs(store, transforms, names)
+    for name in transforms:
+        if name not in names:
+            raise ModelError(f"transforms names the output '{name}'; the outputs are {', '.join(names)}")
     (of_runs, run_numbers), (of_field, field_numbers) = (
         sample(table, AT_HAND) for table in (store.runs, store.observations)
     )
@@ -67,8 +67,13 @@ def rows_at_hand(
         row=torch.as_tensor(field_numbers),
     )
     held_runs, held_observations = (
-        _held(numbers, rows, holdout, holdout_rows, (seed, HELD_KEY, i))
-        for i, (numbers, rows) in enumerate([(runs.row, store.runs.rows), (observations.row, store.observations.rows)])
+        _held(numbers[~outputs.isnan().all(-1)], rows, holdout, holdout_rows, (seed, HELD_KEY, i))
+        for i, (numbers, outputs, rows) in enumerate(
+            [
+                (runs.row, runs.z, store.runs.rows),
+                (observations.row, observations.y, store.observations.rows),
+            ]
+        )
     )
     return AtHand(
         scaling,
@@ -81,7 +86,7 @@ def rows_at_hand(
 
 
 def _held(numbers: Tensor, rows: int, share: float, most: int, key: Sequence[int]) -> Tensor:
-    """Which of the rows at hand are kept out: those with the smallest random numbers, which depend on the row alone."""
+    """Which of the rows at hand, those with a known output, are kept out: the order depends on the row alone."""
     if rows <= LEAVE_ONE_OUT:
         return numbers[:0]
     count = min(math.floor(share * rows), most, len(numbers) // 2)
@@ -101,22 +106,3 @@ def held_rows(table: Table, held: Tensor) -> Table:
     """The rows of a table that are kept out, with weight one."""
     chosen = take(table, torch.isin(table.row, held))
     return chosen._replace(weight=torch.ones_like(chosen.weight))
-
-
-def _check_outputs(store: Store, transforms: dict[str, TransformSettings], names: list[str]) -> None:
-    """A transform that some row cannot take is refused before training; without one, nothing needs to be read."""
-    for name in transforms:
-        if name not in names:
-            raise ModelError(f"transforms names the output '{name}'; the outputs are {', '.join(names)}")
-    needed = [name for name, transform in transforms.items() if transform.kind != "none"]
-    if not needed:
-        return
-    summary = summarise(store)
-    for table in ("runs", "observations"):
-        for name in needed:
-            least = getattr(summary, table)[name].minimum
-            if not np.isnan(least) and least <= 0:
-                raise ModelError(
-                    f"output '{name}' reaches {least:g} in the {table}, but transform {transforms[name].kind} needs "
-                    "positive values; correct them, mark them as missing (NaN) or choose transform none"
-                )

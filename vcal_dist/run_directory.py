@@ -15,14 +15,15 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from storage.places import LocalPlace, write_durably
+from storage.places import write_durably
 from storage.store import Store
 from vcal_dist import tensorfile
 from vcal_dist.checkpoints import BEST, LAST, SCHEMA
@@ -30,7 +31,8 @@ from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
 
 CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
-CHECKPOINTS, DATA = "checkpoints", "data.zarr"
+CHECKPOINTS, DATA, LOCK = "checkpoints", "data.zarr", "run.lock"
+OWN = (CONFIG, ROWS, VERSIONS, "metrics.csv", "posterior.safetensors", "posterior.nc")
 WAIT = 600.0  # seconds that other processes wait for the first
 PACKAGES = ("vcal-dist", "torch", "lightning", "numpy", "zarr", "dask", "ray", "arviz")
 # What may change between an interrupted run and the one that goes on with it.
@@ -109,13 +111,34 @@ def refuse_foreign(run: Path) -> None:
 
 def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
     """Writes down what is asked for; once it is known to make sense, so that a mistake can be mended in place."""
-    LocalPlace(run).sweep(["", CHECKPOINTS])  # what a process that was killed has left half-written
+    for pattern in (*(f"{name}.*.partial" for name in OWN), f"{CHECKPOINTS}/*.partial"):
+        for left in run.glob(pattern):  # half-written by a process that was killed
+            left.unlink(missing_ok=True)
     if not (run / CONFIG).exists():
         write_durably(run / CONFIG, _yaml(config.plain()).encode())
     write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
     if not (run / ROWS).exists():  # the last: others wait for it
         found = dict(zip(("runs", "observations"), rows, strict=True))
         write_durably(run / ROWS, (json.dumps(found) + "\n").encode())
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """For one process that writes into the run at a time; the lock falls with its holder."""
+    import filelock
+
+    lock = filelock.FileLock(run / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError(f"another process is training in {run}; wait for it, or choose another output") from None
+    except NotImplementedError:  # a file system without locks
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def wait(done: Callable[[], bool], what: str) -> None:

@@ -110,7 +110,8 @@ class Schedule:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a state."""
+        """Goes on from a state, wherever its tensors are."""
+        state = moved(state, self.work.device)
         self.work.model.load_state_dict(state["model"])
         self.work.found = Found.from_state(state["found"])
         self.number, self.leg, self.batch, self.steps = (state[key] for key in ("number", "leg", "batch", "steps"))
@@ -382,3 +383,12 @@ def leaves(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from leaves(value)
+
+
+def moved(tree: Any, device: torch.device) -> Any:
+    """A tree with its tensors on a device; Adam's own state goes where its parameters are, but for its counters."""
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {key: value if key == "adam" else moved(value, device) for key, value in tree.items()}
+    return [moved(value, device) for value in tree] if isinstance(tree, list | tuple) else tree

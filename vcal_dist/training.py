@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from vcal_dist.problems import borehole
 from vcal_dist.progress import Progress
 from vcal_dist.records import Records
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
-from vcal_dist.run_directory import CHECKPOINTS, begin, look, versions, wait
+from vcal_dist.run_directory import CHECKPOINTS, begin, held, look, versions, wait
 from vcal_dist.stages import choose
 from vcal_dist.strategy import DataParallel
 from vcal_dist.work import Fitted
@@ -58,6 +58,7 @@ def train(
     """
     run = Path(config.output or "runs/calibration")
     first = is_first()
+    processes(config.devices)  # before any work
     store = open_or_make(config, first=first)
     rows, state = look(config, run, store, first=first)
     if (run / FILE).exists():
@@ -72,7 +73,8 @@ def train(
         begin(config, run, rows)
     for line in describe(prepared.planned(), prepared.totals):
         say(line)
-    fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
+    with held(run) if first else nullcontext():
+        fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
     if not first:
         return Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, {})
     record = {
@@ -91,7 +93,8 @@ def train(
 
 def is_first() -> bool:
     """Whether this process is the one that writes and speaks, also before the processes know each other."""
-    return getattr(rank_zero_only, "rank", None) in (None, 0)
+    other_node = any(os.environ.get(name, "0") != "0" for name in ("NODE_RANK", "GROUP_RANK"))
+    return getattr(rank_zero_only, "rank", None) in (None, 0) and not other_node
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,12 @@ def prepare(config: Config, store: Store) -> Prepared:
         config.model,
         dtype=dtype,
     )
-    check(model, at_hand.runs, at_hand.observations)
     totals = Totals(store.runs.rows - len(at_hand.held_runs), store.observations.rows - len(at_hand.held_observations))
-    return Prepared(config, store, at_hand, model, totals)
+    prepared = Prepared(config, store, at_hand, model, totals)
+    prepared.check_rows("runs", at_hand.runs)
+    prepared.check_rows("observations", at_hand.observations)
+    check(model, at_hand.runs, at_hand.observations)
+    return prepared
 
 
 def fit(
@@ -200,19 +206,33 @@ def fit(
     return Fitted.from_work(module.schedule.work).cpu()
 
 
+def accelerator(devices: DeviceSettings) -> str:
+    """Lightning's own choice would also take what has no float64."""
+    if devices.accelerator != "auto":
+        return devices.accelerator
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
+def processes(devices: DeviceSettings) -> int:
+    """How many train together, on all nodes; refuses GPUs that are not there."""
+    on_gpus, found = accelerator(devices) == "gpu", torch.cuda.device_count()
+    asked = devices.devices if isinstance(devices.devices, int) else max(1, found) if on_gpus else 1
+    if on_gpus and asked > found:
+        raise ConfigError(
+            f"devices asks for {asked} GPU(s), torch {torch.__version__} sees {found}; give devices.accelerator=cpu, "
+            "fewer devices, or install a CUDA build of torch"
+        )
+    return asked * devices.num_nodes
+
+
 def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path | None) -> Trainer:
     """A trainer that leaves logs, checkpoints and progress to our callbacks."""
-    accelerator = devices.accelerator
-    if accelerator == "auto":  # Lightning would also take what has no float64
-        accelerator = "gpu" if torch.cuda.is_available() else "cpu"
-    every = torch.cuda.device_count() if accelerator == "gpu" else 1
-    several = devices.num_nodes > 1 or (every if devices.devices == "auto" else devices.devices) > 1
     backend = None if devices.backend == "auto" else devices.backend
     return Trainer(
-        accelerator=accelerator,
+        accelerator=accelerator(devices),
         devices=devices.devices,
         num_nodes=devices.num_nodes,
-        strategy=DataParallel(backend) if several else "auto",
+        strategy=DataParallel(backend) if processes(devices) > 1 else "auto",
         plugins=[SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else None,
         max_epochs=-1,
         reload_dataloaders_every_n_epochs=1,  # an epoch is a leg
@@ -235,6 +255,8 @@ def assess(prepared: Prepared, fitted: Fitted) -> dict[str, Any]:
         if not len(held) and not small:
             continue
         rows = held_rows(table, held) if len(held) else table
+        if bool((rows.z if name == "runs" else rows.y).isnan().all()):
+            continue
         judged = judge(
             fitted.model,
             fitted.components,
@@ -266,11 +288,17 @@ def describe(planned: list[Chosen], totals: Totals) -> Iterator[str]:
 
 def open_or_make(config: Config, *, first: bool = True) -> Store:
     """The store; if there is none and the configuration says how, the first process makes it and the others wait."""
-    if config.generate is not None and not exists(config.store):
+    asked = config.generate
+    if asked is None:
+        return open_store(config.store)
+
+    def made() -> bool:
+        return exists(config.store) and open_store(config.store).observations.rows > 0
+
+    if not made():
         if first:
-            asked = config.generate
             return borehole.make_store(config.store, asked.runs, asked.observations, seed=asked.seed)
-        wait(lambda: exists(config.store), f"make the store {config.store}")
+        wait(made, f"make the store {config.store}")
     return open_store(config.store)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcal_dist.batches import Observations, Runs
+from vcal_dist.batches import Observations
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.families import from_state, to_state
 from vcal_dist.fullrank import Frame
@@ -70,15 +70,13 @@ class Found:
 class Work:
     """What the phases work on.
 
-    `runs` and `observations` are rows that every process holds, the same ones: all of a table that is small, an even
-    sample of one that is not.
+    `observations` are rows that every process holds, the same ones: all of them if they are few, or an even sample.
     """
 
     model: CalibrationModel
     settings: FitSettings
     totals: Totals
     seed: int
-    runs: Runs
     observations: Observations | None
     complete: bool = True  # whether the observations at hand are all there are
     found: Found = field(default_factory=Found)

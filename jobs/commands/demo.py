@@ -33,8 +33,9 @@ def demo(
     from vcal_dist.training import is_first
 
     config = configure({"store": str(output / STORE), "output": str(output / RUN), "seed": SEED}, overrides or [])
-    if is_first():
-        path = make_room(output, {"runs": runs, "observations": observations, "seed": SEED})
+    settings = {"runs": runs, "observations": observations, "seed": SEED, "overrides": overrides or []}
+    if is_first() and not is_interrupted(output, settings):
+        path = make_room(output, settings)
         borehole.make_store(path, runs, observations, seed=SEED)
         say(f"{runs:,} runs and {observations:,} observations of the borehole are in {path}")
     posterior = trained(config)
@@ -42,6 +43,17 @@ def demo(
         return
     show(posterior, str(output / RUN), dict(zip(borehole.PARAMETERS, borehole.THETA, strict=True)))
     stdout().print(f"The store lies in {output / STORE}. Look at both with: vcal inspect {output / RUN}")
+
+
+def is_interrupted(output: Path, settings: dict[str, Any]) -> bool:
+    """Whether an earlier demo with the same settings was stopped in its training: it goes on."""
+    from vcal_dist.posterior import FILE
+    from vcal_dist.run_directory import ROWS
+
+    mark, run = output / MARK, output / RUN
+    if not (run / ROWS).is_file() or (run / FILE).exists() or not mark.is_file() or not _is_ours(mark):
+        return False
+    return bool(json.loads(mark.read_text(encoding="utf-8")) == _content(settings))
 
 
 def make_room(output: Path, settings: dict[str, Any]) -> Path:
@@ -59,9 +71,12 @@ def make_room(output: Path, settings: dict[str, Any]) -> Path:
         if path.exists():
             shutil.rmtree(path)
     output.mkdir(parents=True, exist_ok=True)
-    made = {"made_by": "vcal demo", "store": STORE, "run": RUN, **settings}
-    mark.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    mark.write_text(json.dumps(_content(settings), indent=2) + "\n", encoding="utf-8")
     return output / STORE
+
+
+def _content(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"made_by": "vcal demo", "store": STORE, "run": RUN, **settings}
 
 
 def _is_ours(mark: Path) -> bool:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from vcal_dist.config import Config
     from vcal_dist.posterior import Posterior
 
-PREEMPTED, INTERRUPTED = 75, 130  # exit statuses after SIGTERM ("try again" in sysexits.h) and after Ctrl-C
-
 
 def train(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)] = None,
@@ -32,7 +30,7 @@ def train(
 ) -> None:
     """Train a calibration and write its posterior; the same command again goes on where it stopped.
 
-    Exit status 75 after SIGTERM: a checkpoint is written, and the same command goes on from it.
+    Exit status 75 after SIGTERM and 130 after Ctrl-C: a checkpoint is written, and the same command goes on from it.
     """
     from jobs.config import load
 
@@ -61,7 +59,7 @@ def trained(config: Config) -> Posterior | None:
     What ends all processes alike is said by the first alone. The others end well: Lightning kills the first one if
     another fails while it is still there.
     """
-    from vcal_dist.errors import Diverged, Preempted
+    from vcal_dist.errors import INTERRUPTED, PREEMPTED, Diverged, Preempted
     from vcal_dist.training import is_first
     from vcal_dist.training import train as run
 

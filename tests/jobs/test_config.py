@@ -9,14 +9,13 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jobs.config import dump, load, resolve
+from jobs.config import load, resolve
 from vcal_dist.calibration import ModelSettings
 from vcal_dist.config import Config, Generate
 from vcal_dist.errors import ConfigError
 from vcal_dist.plan import COLLAPSED, FitSettings, StageSettings, Totals
+from vcal_dist.run_directory import begin
 from vcal_dist.transforms import TransformSettings
 
 BOREHOLE = Path(str(files("jobs") / "configs" / "borehole.yaml"))
@@ -212,40 +211,12 @@ def test_the_run_directory_is_named_after_the_file_or_the_store(directory: Path)
 # --- written and read again -----------------------------------------------------------------------------------------
 
 
-def test_a_dumped_configuration_is_loaded_again_and_has_every_key_in_order(directory: Path) -> None:
-    config = load(BOREHOLE, ["model.eta.hidden=[3]", "fit.emulator.samples=[2, 1]", "data.memory=12345"])
-    dump(config, "again.yaml")
-    assert load("again.yaml") == config
-    text = Path("again.yaml").read_text(encoding="utf-8")
-    assert list(yaml.safe_load(text)) == list(Config.model_fields)
-
-
-# Among them what a YAML reader may take for a number, a date, nothing or a truth value.
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12) | st.sampled_from(
-    ["1e-3", "1E5", "2024-01-31", "null", "~", "yes", "true", "12:30", "0x1f", ".5e3", "=", "<<", "a: b", "# a", " a "]
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(name=texts, number=st.floats(min_value=1e-300, max_value=1e300))
-def test_any_text_and_number_survives_a_file(
-    tmp_path_factory: pytest.TempPathFactory, name: str, number: float
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "written.yaml"
-    config = Config(
-        store=f"s3://{name}",
-        output=f"s3://{name}",
-        transforms={name: TransformSettings(kind="boxcox", power=number)},
-        fit=FitSettings(emulator=StageSettings(rate=number)),
-    )
-    dump(config, path)
-    assert load(path) == config
-
-
-def test_a_place_that_cannot_be_written_is_named(directory: Path) -> None:
-    Path("file").touch()
-    with pytest.raises(ConfigError, match=r"cannot write the configuration file/config\.yaml"):
-        dump(Config(store="s"), "file/config.yaml")
+def test_the_configuration_in_a_run_directory_is_loaded_again(directory: Path) -> None:
+    overrides = ["model.eta.hidden=[3]", "fit.emulator.samples=[2, 1]", "data.memory=12345", "fit.emulator.rate=1e-5"]
+    config = load(BOREHOLE, [*overrides, "transforms.flow={kind: boxcox, power: 1e-3}"])
+    begin(config, directory / "run", (1, 1))
+    assert load("run/config.yaml") == config
+    assert list(yaml.safe_load(Path("run/config.yaml").read_text(encoding="utf-8"))) == list(Config.model_fields)
 
 
 # --- the file that comes with the package ---------------------------------------------------------------------------

@@ -221,9 +221,9 @@ def test_the_command_that_is_shown_goes_on(copy: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("step", "fit", "expected"),
     [
-        (3, {}, "at step 3"),  # before the first record
-        (30, {}, "at step 30, after 'emulator'"),  # at the end of a leg: the next phase has begun
-        (31, {}, "at step 31, after 'compression'"),
+        (3, {}, "in phase 'emulator' at step 3 of 30, step 3 in all"),  # before the first record
+        (30, {}, "in phase 'compression', pass 1, step 30 in all"),  # at the end of a leg: the next phase has begun
+        (31, {}, "in phase 'theta' at step 0 of 10, step 31 in all"),
         (40, {}, "in phase 'theta' at step 9 of 10, step 40 in all"),
         (42, {}, "in phase 'closing of theta', pass 2, step 42 in all"),
         (20, {"emulator": {"epochs": 25}}, "in phase 'emulator' at step 20 of 25, step 20 in all"),
@@ -232,19 +232,6 @@ def test_the_command_that_is_shown_goes_on(copy: Path, capsys: pytest.CaptureFix
 def test_where_a_run_was_stopped(place: Path, tmp_path: Path, step: int, fit: Any, expected: str) -> None:
     run = stop(place, tmp_path / "run", step, **fit)
     assert str(run_state.progress(run)) == expected
-
-
-def test_records_after_the_checkpoint_name_its_phase() -> None:
-    def record(step: int, phase: str) -> dict[str, str]:
-        return {"step": str(step), "phase": phase, "seconds": "1"}
-
-    rows = [record(20, "emulator"), record(30, "emulator"), record(31, "compression"), record(51, "theta")]
-    at = run_state._phase_at
-    assert at(rows, 30, 0, 0) == ("compression", "emulator")  # the leg was turned
-    assert at(rows, 35, 0, 4) == ("theta", "compression")
-    assert at(rows, 10, 0, 10) == ("emulator", None)
-    assert at(rows[:3], 35, 0, 4) == (None, "compression")
-    assert at(rows, 52, 1, 1) == ("theta", "theta")  # a later pass of a phase
 
 
 def test_a_run_without_a_checkpoint(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -17,7 +18,7 @@ from storage.store import create, open_store
 from tests.vcal_dist.training_kit import CHUNK, apart, append, assert_same, generate, problem, settings, tensors
 from vcal_dist.calibrating import calibrate
 from vcal_dist.config import DataSettings
-from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.errors import ConfigError, ModelError, Preempted
 from vcal_dist.plan import FitSettings, StageSettings
 from vcal_dist.posterior import Posterior
 
@@ -168,13 +169,24 @@ def test_wrong_arguments_are_named(arrays: dict[str, Any], store: Path, tmp_path
 
 
 def test_a_failure_in_other_processes_is_told(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(command: list[str], **_: Any) -> Any:
-        assert command[:3] == [sys.executable, "-m", "vcal_dist"]
-        return subprocess.CompletedProcess(command, 1)
+    start = subprocess.Popen
 
-    monkeypatch.setattr("vcal_dist.calibrating.subprocess.run", fail)
+    def ends(status: int) -> Any:
+        def started(command: list[str]) -> Any:
+            assert command[:3] == [sys.executable, "-m", "vcal_dist"]
+            return start([sys.executable, "-c", f"raise SystemExit({status})"])
+
+        return started
+
+    devices = {"devices": 2, "accelerator": "cpu"}
+    monkeypatch.setattr("vcal_dist.calibrating.subprocess.Popen", ends(1))
     with pytest.raises(ModelError, match="in 2 processes ended with status 1"):
-        calibrate(store, **SETTINGS, devices={"devices": 2, "accelerator": "cpu"})
+        calibrate(store, **SETTINGS, devices=devices)
+    for status, number in ((75, signal.SIGTERM), (130, signal.SIGINT)):
+        monkeypatch.setattr("vcal_dist.calibrating.subprocess.Popen", ends(status))
+        with pytest.raises(Preempted) as stopped:
+            calibrate(store, **SETTINGS, devices=devices)
+        assert stopped.value.signal == number
 
 
 @pytest.mark.slow

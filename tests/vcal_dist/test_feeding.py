@@ -16,6 +16,7 @@ from storage.errors import StreamError
 from storage.store import Store, create
 from tests.vcal_dist.training_kit import CHUNK, append, generate, make_store, problem
 from vcal_dist.batches import Scaling
+from vcal_dist.errors import ModelError
 from vcal_dist.feeding import Feeder
 from vcal_dist.phases import Batch, Feed
 from vcal_dist.prefetch import prefetched
@@ -214,7 +215,7 @@ def test_resident_and_streamed_batches_are_equal_to_the_last_bit(
         kept, streamed, synchronous = (
             make(resident=True, **place).leg(Feed(100, 25, batches), 4, 0),
             make(resident=False, **place).leg(Feed(100, 25, batches), 4, 0),
-            make(resident=False, memory=SMALL, scheduler="synchronous", **place).leg(Feed(100, 25, None), 4, 0),
+            make(resident=False, memory=2 * SMALL, scheduler="synchronous", **place).leg(Feed(100, 25, None), 4, 0),
         )
         for one, other in zip(kept, streamed, strict=batches is not None):
             assert same(one.runs, other.runs)
@@ -294,3 +295,32 @@ def test_batches_ahead_that_nobody_wants_end_their_thread(make: Make) -> None:
     next(ahead)
     ahead.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name == "vcal-prefetch"]
+
+
+# --- whole batches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_no_shuffled_batch_is_short(make: Make, resident: bool) -> None:
+    """The evidence of a batch is no sum over rows: a short one would count as much as a whole one."""
+    feeder = make(resident=resident)
+    taught = RUNS - len(HELD["runs"])
+    sizes = [int((batch.runs.row >= 0).sum()) for batch in feeder.leg(Feed(100, None, 30), 2, 0) if batch.runs]
+    assert set(sizes) == {100}
+    for asked in (taught, RUNS):  # all that there is to learn from, in every batch
+        weights = {float(batch.runs.weight.sum()) for batch in feeder.leg(Feed(asked, None, 3), 5, 0) if batch.runs}
+        assert weights == {float(taught)}
+
+
+def test_a_value_that_a_transform_cannot_take_is_refused_by_its_row(tmp_path: Path) -> None:
+    arrays = generate(120, 20)
+    arrays["z"][77] = -1.0
+    store = create(tmp_path / "s.zarr", problem(), chunk_rows=CHUNK)
+    append(store, arrays)
+    outputs = OutputScaling([TransformSettings(kind="log")], torch.zeros(1), torch.ones(1), ["f0"])
+    nothing = {name: torch.empty(0, dtype=torch.int64) for name in ("runs", "observations")}
+    scaling = Scaling(store.problem, outputs, torch.float32)
+    feeder = Feeder(store, scaling, nothing, seed=0, device=CPU, memory=GB, resident=False)
+    with pytest.raises(ModelError, match=r"row 77 of the runs in the store: output 'f0' is -1 .*log needs positive"):
+        list(feeder.leg(Feed(50, None, None), 0, 0))
+    feeder.close()

@@ -9,18 +9,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from storage.errors import StoreError
-from storage.store import open_store
-from tests.vcal_dist.training_kit import append, assert_same, config, generate, make_store, settings, tensors
+from storage.store import create, open_store
+from tests.vcal_dist.training_kit import append, assert_same, config, generate, make_store, problem, settings, tensors
 from vcal_dist import run_directory, training
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
-from vcal_dist.run_directory import FREE, begin, look
-from vcal_dist.training import train
+from vcal_dist.problems import borehole
+from vcal_dist.run_directory import FREE, begin, held, look
+from vcal_dist.schedule import moved
+from vcal_dist.training import is_first, open_or_make, train
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,7 @@ def test_a_run_leaves_what_it_was_and_what_it_found(finished: Path, store: Path)
     assert {path.name for path in finished.iterdir()} == {
         "config.yaml",
         "rows.json",
+        "run.lock",
         "versions.json",
         "checkpoints",
         "metrics.csv",
@@ -308,3 +312,61 @@ def test_waiting_has_an_end(tmp_path: Path, store: Path, monkeypatch: pytest.Mon
     with pytest.raises(StoreError, match="there is no store"):
         train(config(tmp_path / "none.zarr", tmp_path / "run"), progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_two_trainings_do_not_share_a_run(store: Path, tmp_path: Path) -> None:
+    asked = config(store, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    with (
+        held(tmp_path / "run"),
+        pytest.raises(ConfigError, match="another process is training in"),
+        held(tmp_path / "run"),
+    ):
+        pass
+    with held(tmp_path / "run"):
+        (tmp_path / "run" / "run.lock").touch()
+    (tmp_path / "run" / "run.lock").unlink()
+    train(asked, progress=False)
+
+
+def test_gpus_that_are_not_there_are_refused_before_any_work(store: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there are GPUs")
+    with pytest.raises(ConfigError, match=r"asks for 1 GPU\(s\), torch .* sees 0; give devices.accelerator=cpu"):
+        train(config(store, tmp_path / "run", devices={"accelerator": "gpu"}), progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_first_process_is_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_first()
+    monkeypatch.setenv("NODE_RANK", "1")
+    assert not is_first()
+
+
+def test_a_store_whose_making_was_interrupted_is_filled(tmp_path: Path) -> None:
+    asked = config(tmp_path / "b.zarr", tmp_path / "run", generate={"runs": 50, "observations": 7})
+    create(tmp_path / "b.zarr", borehole.problem())
+    made = open_or_make(asked)
+    assert (made.runs.rows, made.observations.rows) == (50, 7)
+    assert open_or_make(asked).runs.rows == 50
+
+
+def test_a_state_goes_to_the_device_of_the_model_but_for_adams_counters() -> None:
+    state = {"a": [torch.ones(2), 3], "phase": {"adam": {"0": {"step": torch.ones(())}}, "sums": (torch.ones(1), None)}}
+    found = moved(state, torch.device("meta"))
+    assert found["a"][0].is_meta
+    assert found["a"][1] == 3
+    assert found["phase"]["sums"][0].is_meta
+    assert not found["phase"]["adam"]["0"]["step"].is_meta
+
+
+def test_only_rows_with_a_known_output_are_kept_out(tmp_path: Path) -> None:
+    arrays = generate(600, 500)
+    arrays["y"][4:] = np.nan
+    store = create(
+        tmp_path / "s.zarr", {**problem().model_dump(mode="json"), "outputs": [{"name": "f0", "missing": True}]}
+    )
+    append(store, arrays)
+    posterior = train(config(tmp_path / "s.zarr", tmp_path / "run"), progress=False)
+    assert posterior.record["assessment"]["observations"]["rows"] <= 2
+    assert posterior.record["rows"]["observations"] == 500

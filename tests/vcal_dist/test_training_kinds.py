@@ -152,7 +152,7 @@ def test_with_steps_enough_theta_is_found(tmp_path: Path) -> None:
     model = {"eta": {"features": {"features": 30}}, "discrepancy": "none"}
     posterior = train(config(tmp_path / "s.zarr", tmp_path / "run", fit=fit, model=model), progress=False)
     emulator = [float(row["loss"]) for row in metrics(tmp_path / "run") if row["phase"] == "emulator"]
-    assert np.mean(emulator[-5:]) < np.mean(emulator[:5]) - 2
+    assert np.mean(emulator[-5:]) < np.mean(emulator[:5]) - 1.5
     judged = posterior.record["assessment"]
     assert judged["runs"]["rmse"][0] < 0.03  # of outputs between 0.5 and 3.5, with noise 0.01
     assert judged["observations"]["rmse"][0] < 0.04  # with noise 0.03

@@ -264,7 +264,8 @@ def test_the_module_ends_with_a_status_for_every_end(
     rank: int,
     expected: int | str,
 ) -> None:
-    def trained(_: Any) -> None:
+    def trained(_: Any, *, progress: bool) -> None:
+        assert progress
         if raised is not None:
             raise raised
 

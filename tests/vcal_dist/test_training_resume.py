@@ -122,7 +122,7 @@ def test_streamed_and_resident_rows_give_the_same_posterior(
     store: Path, tmp_path: Path, whole: Whole, kind: str
 ) -> None:
     """Whole tables fit the budget of the other run, so that they stayed; here windows of few blocks pass."""
-    data = {"resident": False, "memory": 60_000}
+    data = {"resident": False, "memory": 120_000}
     run = tmp_path / "run"
     train(config(store, run, **KINDS[kind], data=data), progress=False)
     assert_same(run, whole(kind))

@@ -20,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from storage.errors import StoreError
 from storage.priors import Uniform
 from storage.problem import CalibrationInput, ControlInput, Output, Problem
-from storage.store import Store, create
+from storage.store import Store, create, exists, open_store
 
 Array = NDArray[np.float64]
 
@@ -127,9 +128,12 @@ def generate(runs: int, observations: int, seed: int, theta: ArrayLike = THETA) 
 
 
 def make_store(url: str | Path, runs: int, observations: int, seed: int) -> Store:
-    """A store with such a data set; while it is written it holds no rows that anybody sees."""
+    """A store with such a data set, new or an empty one filled; nobody sees rows before all are there."""
+    expected = {"runs": runs, "observations": observations}
+    store = open_store(url) if exists(url) else create(url, problem(), expected_rows=expected)
+    if store.problem != problem() or store.runs.rows or store.observations.rows:
+        raise StoreError(f"there is already a store with other data at {url}; choose another path, or delete it")
     data = generate(runs, observations, seed)
-    store = create(url, problem(), expected_rows={"runs": runs, "observations": observations})
     with store.writer({"runs": runs, "observations": observations}) as writers:
         for table, arrays in (("runs", (data.x_runs, data.t, data.z)), ("observations", (data.x, data.y))):
             for array, rows in zip(writers[table].arrays.values(), arrays, strict=True):
