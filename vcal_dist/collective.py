@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+AWAKE = 0.02  # seconds that a process waits for the others without sleeping
 
 
 def world_size() -> int:
@@ -50,7 +54,7 @@ def average_gradients(parameters: Sequence[Tensor], extras: Tensor) -> Tensor:
             parameter.grad = torch.zeros_like(parameter)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     flat = torch.cat([extras.double(), *(gradient.reshape(-1).double() for gradient in gradients)])
-    dist.all_reduce(flat)
+    _reduce(flat)
     flat /= size
     extras, *averaged = flat.split([len(extras), *(gradient.numel() for gradient in gradients)])
     for gradient, average in zip(gradients, averaged, strict=True):
@@ -63,7 +67,7 @@ def vote(votes: tuple[float, float], device: torch.device) -> tuple[float, float
     if world_size() == 1:
         return votes
     flat = torch.tensor(votes, dtype=torch.float64, device=device)
-    dist.all_reduce(flat)
+    _reduce(flat)
     first, second = (flat / world_size()).tolist()
     return first, second
 
@@ -81,13 +85,61 @@ def same_everywhere(tensors: Sequence[Tensor]) -> None:
             tensor.copy_(values.view(tensor.shape))
 
 
+def sum_symmetric_over_ranks(symmetric: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
+    """`sum_over_ranks` of symmetric matrices (..., M, M) and of others; of the matrices only a triangle travels."""
+    if world_size() == 1:
+        return [symmetric, *others]
+    return list(_SymmetricAllReduce.apply(symmetric, *others))  # type: ignore[no-untyped-call]
+
+
+def _reduce(flat: Tensor) -> None:
+    """Sums a tensor over all processes in place.
+
+    gloo answers in a thread of its own. A process that sleeps meanwhile lets its core go idle, and waking it up takes
+    longer than the message (2.7 ms in place of 0.6 ms on two virtual cores): for a moment it stays awake.
+    """
+    if flat.is_cuda:
+        dist.all_reduce(flat)
+        return
+    work = dist.all_reduce(flat, async_op=True)
+    assert work is not None
+    end = time.perf_counter() + AWAKE
+    while not work.is_completed() and time.perf_counter() < end:
+        os.sched_yield()
+    work.wait()
+
+
+class _SymmetricAllReduce(torch.autograd.Function):
+    """As `_AllReduce`, for symmetric matrices and other tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, symmetric: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        size = symmetric.shape[-1]
+        i, j = torch.triu_indices(size, size, device=symmetric.device)
+        parts = [symmetric[..., i, j], *others]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        _reduce(flat)
+        triangle, *summed = (
+            piece.view(part.shape)
+            for piece, part in zip(flat.split([part.numel() for part in parts]), parts, strict=True)
+        )
+        whole = torch.empty_like(symmetric)
+        whole[..., i, j] = triangle
+        whole[..., j, i] = triangle
+        return (whole, *summed)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part * world_size() for part in upstream)
+
+
 class _AllReduce(torch.autograd.Function):
     """Sum forward; backward, the sum of what is the same on every process."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor) -> Tensor:
         total = flat.clone()
-        dist.all_reduce(total)
+        _reduce(total)
         return total
 
     @staticmethod

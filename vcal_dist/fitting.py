@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from vcal_dist.allocation import keep_pages
 from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
@@ -55,6 +56,7 @@ def drive(
     schedule: Schedule, runs: Runs | None, observations: Observations | None, report: Report | None = None
 ) -> None:
     """Takes every phase of a schedule over rows in memory."""
+    keep_pages()
     schedule.start()
     while (phase := schedule.phase) is not None:
         assert phase.feed is not None

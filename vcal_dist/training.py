@@ -21,6 +21,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from storage.store import Store, exists, open_store
+from vcal_dist.allocation import keep_pages
 from vcal_dist.assessment import assess_observations, assess_runs
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.checkpoints import Checkpoints
@@ -228,7 +229,7 @@ def processes(devices: DeviceSettings) -> int:
 def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path | None) -> Trainer:
     """A trainer that leaves logs, checkpoints and progress to our callbacks."""
     backend = None if devices.backend == "auto" else devices.backend
-    return Trainer(
+    trainer = Trainer(
         accelerator=accelerator(devices),
         devices=devices.devices,
         num_nodes=devices.num_nodes,
@@ -244,6 +245,9 @@ def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path |
         callbacks=callbacks,
         default_root_dir=run,
     )
+    # Lightning asks all processes before every batch whether one was told to stop; our votes travel with the gradients.
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    return trainer
 
 
 def assess(prepared: Prepared, fitted: Fitted) -> dict[str, Any]:
@@ -305,6 +309,7 @@ def open_or_make(config: Config, *, first: bool = True) -> Store:
 @contextmanager
 def threads(devices: DeviceSettings) -> Iterator[None]:
     """So many threads of this process as were asked for; processes on one machine share its cores."""
+    keep_pages()
     before = torch.get_num_threads()
     count = devices.threads
     if count is None and isinstance(devices.devices, int) and devices.devices > 1:
