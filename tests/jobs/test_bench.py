@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jobs.bench import emulator, stream
+from jobs.bench import emulator, stream, train
 from jobs.cli import main
 
 
@@ -50,3 +50,26 @@ def test_emulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert figures["collapsed_error"] < 0.1
     assert figures["meanfield_error_same_time"] > figures["collapsed_error"]
     assert figures["runs"] == 3000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = {"emulator": 60, "theta": 20, "joint": 3}
+    monkeypatch.setattr(train, "QUICK", train.Size(5000, 1000, steps, large=100_000, turns=1))
+    with pytest.raises(SystemExit) as done:
+        main(["bench", "train", "--quick", "--json"])
+    assert done.value.code == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert {
+        "seconds",
+        "error",
+        "bare_loop_ratio",
+        "data_wait_fraction",
+        "two_process_speedup",
+        "peak_rss_mb",
+    } <= set(figures)
+    assert all(value > 0 for value in figures.values() if not isinstance(value, str))
+    assert figures["error"] < 0.1  # a uniform θ has 0.32
+    assert figures["data_wait_fraction"] < 1
+    assert figures["peak_rss_mb"] < figures["base_rss_mb"] + 256 + 200
