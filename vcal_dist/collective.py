@@ -24,13 +24,10 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def is_first() -> bool:
-    """Whether this process is the one that writes."""
-    return rank() == 0
-
-
-def sum_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
+def sum_over_ranks(tensors: Sequence[Tensor], *, symmetric: int = 0) -> list[Tensor]:
     """Each tensor summed over all processes, all of them in one collective call.
+
+    The first `symmetric` tensors are symmetric matrices (..., M, M), of which only a triangle travels.
 
     A loss that every process computes from these sums alone is the same everywhere, and so is its gradient in them:
     summing that over the processes as well needs no second call, only a factor. Averaged over the processes, the
@@ -38,10 +35,7 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     if world_size() == 1:
         return list(tensors)
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    total: Tensor = _AllReduce.apply(flat)  # type: ignore[no-untyped-call]
-    parts = total.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    return list(_AllReduce.apply(symmetric, *tensors))  # type: ignore[no-untyped-call]
 
 
 def average_gradients(parameters: Sequence[Tensor], extras: Tensor) -> Tensor:
@@ -85,13 +79,6 @@ def same_everywhere(tensors: Sequence[Tensor]) -> None:
             tensor.copy_(values.view(tensor.shape))
 
 
-def sum_symmetric_over_ranks(symmetric: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
-    """`sum_over_ranks` of symmetric matrices (..., M, M) and of others; of the matrices only a triangle travels."""
-    if world_size() == 1:
-        return [symmetric, *others]
-    return list(_SymmetricAllReduce.apply(symmetric, *others))  # type: ignore[no-untyped-call]
-
-
 def _reduce(flat: Tensor) -> None:
     """Sums a tensor over all processes in place.
 
@@ -109,39 +96,34 @@ def _reduce(flat: Tensor) -> None:
     work.wait()
 
 
-class _SymmetricAllReduce(torch.autograd.Function):
-    """As `_AllReduce`, for symmetric matrices and other tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, symmetric: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        size = symmetric.shape[-1]
-        i, j = torch.triu_indices(size, size, device=symmetric.device)
-        parts = [symmetric[..., i, j], *others]
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        _reduce(flat)
-        triangle, *summed = (
-            piece.view(part.shape)
-            for piece, part in zip(flat.split([part.numel() for part in parts]), parts, strict=True)
-        )
-        whole = torch.empty_like(symmetric)
-        whole[..., i, j] = triangle
-        whole[..., j, i] = triangle
-        return (whole, *summed)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part * world_size() for part in upstream)
-
-
 class _AllReduce(torch.autograd.Function):
     """Sum forward; backward, the sum of what is the same on every process."""
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor) -> Tensor:
-        total = flat.clone()
-        _reduce(total)
-        return total
+    def forward(ctx: Any, symmetric: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        parts = [_triangle(tensor) if i < symmetric else tensor for i, tensor in enumerate(tensors)]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        _reduce(flat)
+        pieces = flat.split([part.numel() for part in parts])
+        summed = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        return tuple(
+            _whole(part, tensor) if i < symmetric else part
+            for i, (part, tensor) in enumerate(zip(summed, tensors, strict=True))
+        )
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        return upstream * world_size()
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(part * world_size() for part in upstream)
+
+
+def _triangle(matrix: Tensor) -> Tensor:
+    i, j = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
+    return matrix[..., i, j]
+
+
+def _whole(triangle: Tensor, like: Tensor) -> Tensor:
+    i, j = torch.triu_indices(like.shape[-1], like.shape[-1], device=like.device)
+    matrix = torch.empty_like(like)
+    matrix[..., i, j] = triangle
+    matrix[..., j, i] = triangle
+    return matrix

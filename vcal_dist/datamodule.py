@@ -93,7 +93,6 @@ class StoreData(LightningDataModule):
         if schedule.phase is None:  # no phase has a step to take
             return DataLoader(Leg(iter(()), 0, self.waiting), batch_size=None)
         feed = schedule.phase.feed
-        assert feed is not None
         module.leg_batches = self.feeder.length(feed)
         batches = self.feeder.leg(feed, schedule.number, schedule.batch, self.orders)
         self.orders = None

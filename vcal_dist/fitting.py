@@ -12,7 +12,7 @@ from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame
 from vcal_dist.initialise import start_model
-from vcal_dist.phases import Batch, Descent, Feed, Phase, blocks
+from vcal_dist.phases import Batch, Descent, Feed, blocks
 from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.schedule import Schedule, phases_of
 from vcal_dist.stages import Stage
@@ -59,7 +59,6 @@ def drive(
     keep_pages()
     schedule.start()
     while (phase := schedule.phase) is not None:
-        assert phase.feed is not None
         for batch in leg(phase.feed, runs, observations, (schedule.work.seed, schedule.number)):
             loss = schedule.step(batch).loss
             if report is not None and loss is not None:
@@ -71,8 +70,7 @@ def run_stage(
     stage: Stage, runs: Runs | None, observations: Observations | None, seed: int, report: Report | None = None
 ) -> None:
     """One stage on its own."""
-    phase: Phase = Descent(stage)
-    assert phase.feed is not None
+    phase = Descent(stage)
     for step, batch in enumerate(leg(phase.feed, runs, observations, (seed, 0))):
         loss = phase.step(batch).loss
         if report is not None and loss is not None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import THETA_NOISE, CalibrationModel
 from vcal_dist.collapsed import Gram, gram, in_frame, joined_gram, log_evidence
-from vcal_dist.collective import sum_symmetric_over_ranks
+from vcal_dist.collective import sum_over_ranks
 from vcal_dist.fullrank import Frame
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
@@ -218,5 +218,5 @@ def observations_gram(
 
 def _evidence(sums: Gram, batch: Runs | Observations) -> Evidence:
     jacobian = (batch.log_jacobian.sum(-1) * batch.weight).sum()
-    *summed, jacobian, rows = sum_symmetric_over_ranks(sums.G, [*sums[1:], jacobian, batch.weight.sum()])
+    *summed, jacobian, rows = sum_over_ranks([*sums, jacobian, batch.weight.sum()], symmetric=1)
     return Evidence(log_evidence(Gram(*summed)).sum() + jacobian, rows)

@@ -18,7 +18,7 @@ from vcal_dist import gaussian
 from vcal_dist.batches import Observations, Runs, Table
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import Gram, log_evidence, posterior
-from vcal_dist.collective import is_first, sum_over_ranks
+from vcal_dist.collective import rank, sum_over_ranks
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, Frame, FullRank
 from vcal_dist.gp import Draw
@@ -70,7 +70,7 @@ class Compression:
         """What all blocks of all processes say."""
         if self.sums is None:
             raise ModelError("there are no runs to compress; the emulator needs at least one")
-        *parts, jacobian = sum_over_ranks(self.sums)
+        *parts, jacobian = sum_over_ranks(self.sums, symmetric=1)
         total = Gram(*parts)
         return Compressed(Frame(*posterior(total)), log_evidence(total).sum() + jacobian)
 
@@ -282,7 +282,7 @@ def collapsed_log_density(
             total = sums if total is None else total.plus(sums)
         if total is None:
             raise ModelError("there are no observations; θ needs at least 1")
-        values.append(log_evidence(Gram(*sum_over_ranks(total))).sum(-1))  # (S,)
+        values.append(log_evidence(Gram(*sum_over_ranks(total, symmetric=1))).sum(-1))  # (S,)
     return torch.cat(values) - 0.5 * theta.square().sum(-1) - 0.5 * theta.shape[-1] * math.log(2 * math.pi)
 
 
@@ -333,4 +333,4 @@ def _plus(sums: list[Tensor] | None, parts: list[Tensor]) -> list[Tensor]:
 
 def _carried(sums: list[Tensor] | None) -> list[Tensor] | None:
     """Sums of a checkpoint: the first process has them all, the others begin with nothing."""
-    return sums if sums is None or is_first() else [torch.zeros_like(part) for part in sums]
+    return sums if sums is None or rank() == 0 else [torch.zeros_like(part) for part in sums]

@@ -60,22 +60,10 @@ class Phase(ABC):
     """One phase of training."""
 
     name: str
-    feed: Feed | None = None
-
-    def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
-        """Takes a batch. Votes are numbers of this process; their means over all of them come back with it."""
-        raise NotImplementedError
 
     @abstractmethod
     def turn(self) -> bool:
         """Ends a leg; whether the phase is done."""
-
-    def state(self) -> dict[str, Any]:
-        """Where the phase is; every process must ask."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:  # noqa: B027 - most phases without rows have nothing to load
-        """Goes on from a state."""
 
 
 class Instant(Phase):
@@ -89,7 +77,25 @@ class Instant(Phase):
         return True
 
 
-class Descent(Phase):
+class Reading(Phase):
+    """A phase that takes batches of rows, in one leg or in several."""
+
+    feed: Feed
+
+    @abstractmethod
+    def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
+        """Takes a batch. Votes are numbers of this process; their means over all of them come back with it."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Where the phase is; every process must ask."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state."""
+
+
+class Descent(Reading):
     """The steps of a stage: Adam with a one-cycle rate; a stage with nothing to learn by Adam still takes its steps."""
 
     def __init__(self, stage: Stage, finish: Callable[[Stage], None] = lambda _: None) -> None:
@@ -170,7 +176,7 @@ class Descent(Phase):
             self.scheduler.load_state_dict(state["cycle"])
 
 
-class Compress(Phase):
+class Compress(Reading):
     """One pass over all runs: what they say of η's weights."""
 
     name = "compression"
@@ -196,7 +202,7 @@ class Compress(Phase):
         self.compression.load(state)
 
 
-class Climbing(Phase):
+class Climbing(Reading):
     """Passes over all rows of a table until every climb has ended; climbs share the passes."""
 
     def __init__(self, name: str, work: Work, climbs: list[Climb[Any]], finish: Callable[[], None]) -> None:

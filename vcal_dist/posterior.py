@@ -124,10 +124,7 @@ class Posterior:
     @cached_property
     def theta(self) -> ThetaPosterior:
         """The posterior of θ: densities, quantiles, intervals."""
-        moments = [q.theta_moments() for q in self.components]
-        means = torch.stack([mean.detach().double() for mean, _ in moments])
-        covariances = torch.stack([covariance.detach().double() for _, covariance in moments])
-        return ThetaPosterior(self.model.prior, means, covariances, self.log_weights)
+        return ThetaPosterior.of(self.model.prior, self.components, self.log_weights)
 
     def sample(self, count: int, seed: int = 0) -> Array:
         """Draws of θ, (count, d2)."""

@@ -107,7 +107,7 @@ class Records(Callback):
     def _emulator_error(self, module: CalibrationModule) -> float | None:
         """Found anew as long as runs are read, which is what changes it; afterwards it stays as it is."""
         frame, phase = module.schedule.work.found.frame, module.schedule.phase
-        reads_runs = phase is not None and phase.feed is not None and phase.feed.runs is not None
+        reads_runs = phase is not None and phase.feed.runs is not None
         if reads_runs or frame is not self._frame:
             self._frame, self._error = frame, module.emulator_error()
         return self._error

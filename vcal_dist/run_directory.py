@@ -12,11 +12,11 @@ runs/NAME/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +102,7 @@ def refuse_foreign(run: Path) -> None:
     if not run.exists() or (run / CONFIG).exists():
         return
     # A process that was killed may have left its data, or its configuration half-written.
-    foreign = [f.name for f in run.iterdir() if f.name != DATA and not f.match(f"{CONFIG}.*.partial")]
+    foreign = [f.name for f in run.iterdir() if f.name not in (DATA, LOCK) and not f.match(f"{CONFIG}.*.partial")]
     if foreign:
         raise ConfigError(
             f"output is {run}, which holds something else than a run ('{foreign[0]}'); choose another, or empty it"
@@ -122,19 +122,18 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
         write_durably(run / ROWS, (json.dumps(found) + "\n").encode())
 
 
-@contextmanager
+@contextlib.contextmanager
 def held(run: Path) -> Iterator[None]:
-    """For one process that writes into the run at a time; the lock falls with its holder."""
+    """Makes the directory, and keeps it for one process that writes; the lock falls with its holder."""
     import filelock
 
+    run.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(run / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise ConfigError(f"another process is training in {run}; wait for it, or choose another output") from None
-    except NotImplementedError:  # a file system without locks
-        yield
-        return
+    with contextlib.suppress(NotImplementedError):  # a file system without locks
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise ConfigError(f"another process is training in {run}; wait for it, or choose another output") from None
     try:
         yield
     finally:

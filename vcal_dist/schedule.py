@@ -24,7 +24,19 @@ from vcal_dist.initialise import screen_theta
 from vcal_dist.mixture import Mixture, adapt
 from vcal_dist.objective import CollapsedTheta
 from vcal_dist.passes import Closing, close, closing, collapsed_log_density, is_exact, pin, settling
-from vcal_dist.phases import NO_VOTE, PASS_ROWS, Batch, Climbing, Compress, Descent, Instant, Outcome, Phase, blocks
+from vcal_dist.phases import (
+    NO_VOTE,
+    PASS_ROWS,
+    Batch,
+    Climbing,
+    Compress,
+    Descent,
+    Instant,
+    Outcome,
+    Phase,
+    Reading,
+    blocks,
+)
 from vcal_dist.stages import (
     Stage,
     choose,
@@ -55,7 +67,7 @@ class Schedule:
         self.number = -1  # of the phase
         self.leg = self.batch = 0  # of the phase, and of the leg
         self.steps = 0  # batches taken in all
-        self.phase: Phase | None = None
+        self.phase: Reading | None = None  # the one under way; None before the first and after the last
         self.announce: Callable[[str], None] = lambda _: None  # hears of phases that take no rows
 
     def start(self) -> None:
@@ -83,11 +95,15 @@ class Schedule:
             self._agree()
             self.number += 1
             self.leg = self.batch = 0
-            self.phase = self.builds[self.number](self.work) if self.number < len(self.builds) else None
-            if self.phase is None or (self.phase.feed is not None and self.phase.feed.batches != 0):
+            self.phase = None
+            if self.number == len(self.builds):
                 return
-            self.announce(self.phase.name)
-            self.phase.turn()
+            phase = self.builds[self.number](self.work)
+            if isinstance(phase, Reading) and phase.feed.batches != 0:
+                self.phase = phase
+                return
+            self.announce(phase.name)
+            phase.turn()
 
     def _agree(self) -> None:
         """Every process goes on from what the first one has: machines may round differently what all compute alike."""
@@ -117,8 +133,10 @@ class Schedule:
         self.number, self.leg, self.batch, self.steps = (state[key] for key in ("number", "leg", "batch", "steps"))
         self.phase = None
         if self.number < len(self.builds):
-            self.phase = self.builds[self.number](self.work)
-            self.phase.load(state["phase"])
+            phase = self.builds[self.number](self.work)
+            assert isinstance(phase, Reading), "no checkpoint is written in a phase that reads nothing"
+            self.phase = phase
+            phase.load(state["phase"])
 
 
 def phases_of(work: Work) -> list[Build]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vcal_dist.errors import ModelError
 from vcal_dist.priors import ThetaPrior
+from vcal_dist.weights import Weights
 
 NODES = 100  # of the Gauss–Hermite quadrature: they reach to 18 standard deviations
 BISECTIONS = 100  # more than float64 has bits: the bracket closes to neighbouring numbers
@@ -47,6 +48,13 @@ class ThetaPosterior:
         self._cholesky = _cholesky(self.covariances)  # (C, d2, d2)
         self._sd = self.covariances.diagonal(dim1=-2, dim2=-1).sqrt()  # (C, d2)
         self._columns = [prior.column(j) for j in range(dim)]
+
+    @classmethod
+    def of(cls, prior: ThetaPrior, components: Sequence[Weights], log_weights: Tensor) -> ThetaPosterior:
+        """q(θ̃) of a mixture of joint Gaussians, the weights integrated out."""
+        moments = [q.theta_moments() for q in components]
+        means = torch.stack([mean.detach().double() for mean, _ in moments])
+        return cls(prior, means, torch.stack([covariance.detach().double() for _, covariance in moments]), log_weights)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws of θ, (count, d2), in the user's units; the generator lives on the device of the means."""

@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,25 +70,25 @@ def train(
         say(f"going on after step {state['schedule']['steps']} of the run in {run}")
     begun = time.perf_counter()
     prepared = prepare(config, store)
-    if first:
-        begin(config, run, rows)
     for line in describe(prepared.planned(), prepared.totals):
         say(line)
-    with held(run) if first else nullcontext():
-        fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
     if not first:
+        fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
         return Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, {})
-    record = {
-        "config": config.plain(),
-        "versions": versions(),
-        "rows": {"runs": store.runs.rows, "observations": store.observations.rows},
-        "seconds": time.perf_counter() - begun,
-        "assessment": assess(prepared, fitted),
-        "counts": fitted.counts,
-        "log_evidence_runs": fitted.log_evidence_runs,
-    }
-    posterior = Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, record)
-    posterior.save(run)
+    with held(run):
+        begin(config, run, rows)
+        fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
+        record = {
+            "config": config.plain(),
+            "versions": versions(),
+            "rows": {"runs": store.runs.rows, "observations": store.observations.rows},
+            "seconds": time.perf_counter() - begun,
+            "assessment": assess(prepared, fitted),
+            "counts": fitted.counts,
+            "log_evidence_runs": fitted.log_evidence_runs,
+        }
+        posterior = Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, record)
+        posterior.save(run)
     return posterior
 
 

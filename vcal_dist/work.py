@@ -130,7 +130,4 @@ class Fitted:
     @property
     def theta(self) -> ThetaPosterior:
         """The posterior of θ in the user's units."""
-        moments = [q.theta_moments() for q in self.components]
-        means = torch.stack([mean.detach().double() for mean, _ in moments])
-        covariances = torch.stack([covariance.detach().double() for _, covariance in moments])
-        return ThetaPosterior(self.model.prior, means, covariances, self.log_weights)
+        return ThetaPosterior.of(self.model.prior, self.components, self.log_weights)

@@ -243,4 +243,5 @@ def test_the_values_in_the_borehole_file_are_the_defaults(directory: Path) -> No
 
 
 def test_the_borehole_file_satisfies_the_schema() -> None:
-    jsonschema.Draft202012Validator(Config.schema()).validate(yaml.safe_load(BOREHOLE.read_text(encoding="utf-8")))
+    validator = jsonschema.Draft202012Validator(Config.schema())
+    assert list(validator.iter_errors(yaml.safe_load(BOREHOLE.read_text(encoding="utf-8")))) == []

@@ -323,10 +323,10 @@ def test_two_trainings_do_not_share_a_run(store: Path, tmp_path: Path) -> None:
         held(tmp_path / "run"),
     ):
         pass
-    with held(tmp_path / "run"):
-        (tmp_path / "run" / "run.lock").touch()
-    (tmp_path / "run" / "run.lock").unlink()
-    train(asked, progress=False)
+    with held(tmp_path / "run"), pytest.raises(ConfigError, match="another process is training in"):
+        train(asked, progress=False)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    train(asked, progress=False)  # what the lock has left is no obstacle
 
 
 def test_gpus_that_are_not_there_are_refused_before_any_work(store: Path, tmp_path: Path) -> None:
