@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.ray_kit import RayHead
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +33,37 @@ def run_python() -> Callable[[str], str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def s3_url() -> Iterator[str]:
+    """A bucket of a server on this machine that speaks S3, to be found by the usual chain: the environment."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def ray_head(s3_url: str) -> Iterator[RayHead]:
+    """A Ray cluster of one node on this machine, one for all tests: starting it takes seconds."""
+    from tests.ray_kit import RayHead
+
+    head = RayHead()
+    try:
+        yield head.start()
+    finally:
+        head.stop()
 
 
 def _has_gpu() -> bool:

@@ -13,6 +13,7 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,9 +34,15 @@ SCHEMA = 2
 class Checkpoints(Callback):
     """Writes `last` and, for the stage under way, `best` (lowest smoothed loss) into a directory."""
 
-    def __init__(self, directory: Path, settings: CheckpointSettings, before: dict[str, Any] | None) -> None:
-        """`before` is the checkpoint that training goes on from, if it does."""
-        self.directory, self.settings = directory, settings
+    def __init__(
+        self,
+        directory: Path,
+        settings: CheckpointSettings,
+        before: dict[str, Any] | None,
+        written: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`before` is the checkpoint that training goes on from, if it does; `written` hears of each new one."""
+        self.directory, self.settings, self.written = directory, settings, written
         self.signal: int = signal.SIGTERM  # that told this process to stop, if one did
         self.stopping = False  # it was told to
         self.stopped = False  # all of them have
@@ -104,6 +111,7 @@ class Checkpoints(Callback):
             if best:
                 tensorfile.write(self.directory / BEST, state)
             tensorfile.write(self.directory / LAST, state)
+            self.written()
         self._written = time.monotonic()
 
     def _is_best(self, schedule: Schedule) -> bool:

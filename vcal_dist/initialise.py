@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
@@ -13,6 +15,7 @@ from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame
 from vcal_dist.gp import DeepGP
 from vcal_dist.likelihoods import Gaussian
+from vcal_dist.priors import ThetaPrior
 
 ROWS_OF_A_LAYER = 2000  # for each unit of a hidden layer
 SCREENING = ((64, 256), (512, 256))  # observations, and points kept, in the two rounds of screening
@@ -82,6 +85,19 @@ def screen_theta(
         score = _score(model, frame, take(observations, chosen), design)
         design = design[score.argsort(descending=True)[:kept]]
     return _apart(design, starts)
+
+
+def place_start(prior: ThetaPrior, given: Mapping[str, float], theta: Tensor) -> Tensor:
+    """θ̃ (d2,) with those parameters put in their places that the user gives, by name and in the user's units."""
+    for name in given:
+        if name not in prior.names:
+            raise ModelError(f"fit.start names '{name}'; the calibration inputs are {', '.join(prior.names)}")
+    placed = theta.clone()
+    for j, name in enumerate(prior.names):
+        if name in given:
+            value = torch.tensor([given[name]], dtype=torch.float64, device=theta.device)
+            placed[j] = prior.column(j).tilde(value)[0].to(theta)
+    return placed
 
 
 def _score(model: CalibrationModel, frame: Frame, observations: Observations, design: Tensor) -> Tensor:

@@ -108,10 +108,10 @@ class Descent(Reading):
         self.parameters: list[nn.Parameter] = [p for group in stage.groups for p in group["params"]]
         if stage.groups:
             self.optimizer = torch.optim.Adam(stage.groups, betas=(0.9, 0.95))
-            rates = [group["lr"] for group in stage.groups]
+            self.rates = [group["lr"] for group in stage.groups]
             # OneCycleLR divides by the steps of its warm-up less one; a shorter stage ends before its cycle does.
             self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
-                self.optimizer, rates, total_steps=max(stage.steps, 20), pct_start=0.1
+                self.optimizer, self.rates, total_steps=max(stage.steps, 20), pct_start=0.1
             )
 
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
@@ -174,6 +174,15 @@ class Descent(Reading):
             moments = {int(i): moment for i, moment in state["adam"].items()}
             self.optimizer.load_state_dict({"state": moments, "param_groups": state["groups"]})
             self.scheduler.load_state_dict(state["cycle"])
+            self._set_rates()
+
+    def _set_rates(self) -> None:
+        """The rates that the settings say now, at the place of the cycle that was reached."""
+        assert self.optimizer is not None
+        for group, asked in zip(self.optimizer.param_groups, self.rates, strict=True):
+            factor = asked / group["max_lr"]
+            if factor != 1:  # else to the last bit as before
+                group |= {name: group[name] * factor for name in ("lr", "initial_lr", "max_lr", "min_lr")}
 
 
 class Compress(Reading):

@@ -101,6 +101,8 @@ class FitSettings:
     rho: float = 0.05  # step size of natural gradients once they have settled
     screening: int = 4096  # points of θ's prior that are scored
     starts: int = 3  # of them that are followed to a mode each
+    start: dict[str, float] = field(default_factory=dict)  # θ to begin from, by name; in place of the best point's
+    spread: float | None = None  # sd of q(θ̃) there, in the prior's; null: 0.1, and 1, the prior, for meanfield
     evaluations: int = 512  # of the exact posterior of θ̃, which a mixture then follows; fewer for many observations
 
     def __post_init__(self) -> None:
@@ -111,6 +113,10 @@ class FitSettings:
                 raise ModelError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
         if self.evaluations < 0:
             raise ModelError(f"evaluations is {self.evaluations}; accepted: 0 or more")
+        if not all(math.isfinite(value) for value in self.start.values()):
+            raise ModelError(f"start is {self.start}; accepted: finite values of θ by name")
+        if self.spread is not None and not 0 < self.spread < math.inf:
+            raise ModelError(f"spread is {self.spread}; accepted: a positive number")
         if not 0 < self.discrepancy_rate < math.inf:
             raise ModelError(f"discrepancy_rate is {self.discrepancy_rate}; accepted: a positive number")
         if not 0 < self.rho <= 1:

@@ -102,7 +102,7 @@ class Records(Callback):
             self._file.flush()
             for name, value in self.latest.items():
                 if isinstance(value, float) and math.isfinite(value):
-                    self._board.add_scalar(f"{phase.name}/{name}", value, schedule.steps)
+                    self._board.add_scalar(f"{phase.name}/{name}".replace(" ", "_"), value, schedule.steps)
 
     def _emulator_error(self, module: CalibrationModule) -> float | None:
         """Found anew as long as runs are read, which is what changes it; afterwards it stays as it is."""

@@ -19,7 +19,7 @@ from vcal_dist.transforms import OutputScaling, TransformSettings
 
 AT_HAND = 32_768  # rows of each table that every process holds
 LEAVE_ONE_OUT = 400  # tables of up to so many rows keep none out: rows are left out one by one at the end
-HELD_KEY = 77
+HELD_KEY = 77  # no seed: trainings with other seeds are judged by the same rows
 
 
 class AtHand(NamedTuple):
@@ -40,7 +40,6 @@ def rows_at_hand(
     *,
     holdout: float,
     holdout_rows: int,
-    seed: int,
     dtype: torch.dtype,
 ) -> AtHand:
     """Reads them, finds the outputs' scaling from them, and chooses which to keep out."""
@@ -67,7 +66,7 @@ def rows_at_hand(
         row=torch.as_tensor(field_numbers),
     )
     held_runs, held_observations = (
-        _held(numbers[~outputs.isnan().all(-1)], rows, holdout, holdout_rows, (seed, HELD_KEY, i))
+        _held(numbers[~outputs.isnan().all(-1)], rows, holdout, holdout_rows, (HELD_KEY, i))
         for i, (numbers, outputs, rows) in enumerate(
             [
                 (runs.row, runs.z, store.runs.rows),

@@ -29,6 +29,7 @@ from vcal_dist import tensorfile
 from vcal_dist.checkpoints import BEST, LAST, SCHEMA
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.run_place import SCRATCH, RunPlace
 
 CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
 CHECKPOINTS, DATA, LOCK = "checkpoints", "data.zarr", "run.lock"
@@ -59,15 +60,17 @@ class Before(NamedTuple):
     checkpoint: dict[str, Any] | None  # the last one
 
 
-def look(config: Config, run: Path, store: Store, *, first: bool = True) -> Before:
+def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -> Before:
     """Compares what is asked for with the run there, if there is one. Writes nothing.
 
     Other processes than the `first` wait until it has begun the run: the rows are the same for all of them.
     """
+    run = place.path
     refuse_foreign(run)
     if not first:
-        wait((run / ROWS).exists, f"begin the run in {run}")
+        wait(lambda: place.has(ROWS), f"begin the run in {place.url}")
         store.refresh()
+    place.fetch()
     if (run / CONFIG).exists():
         _compare(config, run)
     rows = (store.runs.rows, store.observations.rows)
@@ -102,7 +105,9 @@ def refuse_foreign(run: Path) -> None:
     if not run.exists() or (run / CONFIG).exists():
         return
     # A process that was killed may have left its data, or its configuration half-written.
-    foreign = [f.name for f in run.iterdir() if f.name not in (DATA, LOCK) and not f.match(f"{CONFIG}.*.partial")]
+    foreign = [
+        f.name for f in run.iterdir() if f.name not in (DATA, LOCK, SCRATCH) and not f.match(f"{CONFIG}.*.partial")
+    ]
     if foreign:
         raise ConfigError(
             f"output is {run}, which holds something else than a run ('{foreign[0]}'); choose another, or empty it"
@@ -123,15 +128,18 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
 
 
 @contextlib.contextmanager
-def held(run: Path) -> Iterator[None]:
-    """Makes the directory, and keeps it for one process that writes; the lock falls with its holder."""
+def held(run: Path, patience: float = 0.0) -> Iterator[None]:
+    """Makes the directory, and keeps it for one process that writes; the lock falls with its holder.
+
+    `patience` is how many seconds a holder may take to end.
+    """
     import filelock
 
     run.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(run / LOCK)
     with contextlib.suppress(NotImplementedError):  # a file system without locks
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=patience)
         except filelock.Timeout:
             raise ConfigError(f"another process is training in {run}; wait for it, or choose another output") from None
     try:

@@ -10,6 +10,7 @@ Whoever drives it (`vcal_dist.fitting` over arrays in memory, `vcal_dist.module`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from vcal_dist.batches import Observations, take
 from vcal_dist.collective import rank, same_everywhere, world_size
 from vcal_dist.fullrank import Frame, FullRank
-from vcal_dist.initialise import screen_theta
+from vcal_dist.initialise import place_start, screen_theta
 from vcal_dist.mixture import Mixture, adapt
 from vcal_dist.objective import CollapsedTheta
 from vcal_dist.passes import Closing, close, closing, collapsed_log_density, is_exact, pin, settling
@@ -54,6 +55,7 @@ from vcal_dist.work import Found, Work
 
 ROWS_OF_CANDIDATES = 4096
 ROWS_OF_REFINEMENT = 2_000_000  # over all points where the exact posterior is evaluated
+NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
 Build = Callable[[Work], Phase]
 
@@ -178,10 +180,13 @@ def _compression(work: Work) -> Phase:
         inverse = torch.linalg.solve_triangular(start.root, identity, upper=True)
         q.move(q.theta_mean, start.mean.clone(), q.precision._replace(weights=inverse.mT @ inverse))
 
-    def finish() -> None:
-        work.found.frame = Frame(q.raw_mean, q.raw_root)
+    climb = settling(work.model, q)
 
-    return Climbing("settling", work, [settling(work.model, q)], finish)
+    def finish() -> None:
+        assert climb.ended is not None
+        work.found.frame, work.found.log_evidence_runs = Frame(q.raw_mean, q.raw_root), climb.ended.log_evidence
+
+    return Climbing("settling", work, [climb], finish)
 
 
 def _screening(work: Work) -> Phase:
@@ -191,7 +196,7 @@ def _screening(work: Work) -> Phase:
         settings = work.settings
         assert work.found.frame is not None
         assert work.observations is not None
-        work.found.starts = screen_theta(
+        starts = screen_theta(
             work.model,
             work.found.frame,
             work.observations,
@@ -199,6 +204,8 @@ def _screening(work: Work) -> Phase:
             points=settings.screening,
             seed=work.seed,
         )
+        starts[0] = place_start(work.model.prior, settings.start, starts[0])
+        work.found.starts = starts
 
     return Instant("screening", do)
 
@@ -216,7 +223,7 @@ def _theta(work: Work) -> Phase:
             found.starts = torch.cat([point.theta.detach()[None], found.starts[1:]])
 
         return Descent(collapsed_theta(model, point, work.totals, work.settings, work.seed), finish)
-    q = started(work, found.starts[0])
+    q = started(work, found.starts[0], work.settings.spread or NARROW)
     return Descent(natural_theta(model, q, work.totals, work.settings, work.seed), partial(_keep, work))
 
 
@@ -335,8 +342,12 @@ def _refinement(work: Work) -> Phase:
 
 def _start_meanfield(work: Work) -> Phase:
     def do() -> None:
-        model = work.model
-        work.found.q = MeanField(model.prior.dim, model.outputs, model.width, dtype=model.dtype).to(work.device)
+        model, settings = work.model, work.settings
+        q = MeanField(model.prior.dim, model.outputs, model.width, dtype=model.dtype).to(work.device)
+        with torch.no_grad():
+            q.theta_mean.copy_(place_start(model.prior, settings.start, q.theta_mean))
+            q.theta_log_sd.fill_(math.log(settings.spread or 1.0))
+        work.found.q = q
 
     return Instant("start", do)
 
@@ -358,13 +369,13 @@ def _end_meanfield(work: Work) -> Phase:
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
-def started(work: Work, theta: Tensor) -> FullRank:
+def started(work: Work, theta: Tensor, spread: float = NARROW) -> FullRank:
     """q with what the runs say of η's weights as its prior, and θ̃ close to a start."""
     model, frame = work.model, work.found.frame
     assert frame is not None
     wide = frame.widen(model.width - model.eta.width)
     q = FullRank(model.prior.dim, model.outputs, model.width, frame=wide, absorbed=True)
-    precision = q.precision._replace(theta=100.0 * q.precision.theta)  # narrow: the mode at this start, no other
+    precision = q.precision._replace(theta=q.precision.theta / spread**2)
     q.move(theta.double().clone(), q.mean, precision)
     return q
 

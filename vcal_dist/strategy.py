@@ -7,8 +7,9 @@ those, and the sums over rows that the evidence needs, in one call each. So the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 
@@ -24,3 +25,11 @@ class DataParallel(Unwrapped, DDPStrategy):
 
     def __init__(self, backend: str | None = None, **options: Any) -> None:
         super().__init__(process_group_backend=backend, **options)
+
+
+class Launched(NamedTuple):
+    """Processes that a cluster has started, each with its device, and how Lightning finds its place among them."""
+
+    strategy: DDPStrategy
+    environment: ClusterEnvironment
+    accelerator: str

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from vcal_dist.config import Config, DeviceSettings
 from vcal_dist.datamodule import StoreData
 from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
 from vcal_dist.fitting import check
+from vcal_dist.initialise import place_start
 from vcal_dist.module import CalibrationModule
 from vcal_dist.plan import Chosen, Totals
 from vcal_dist.posterior import FILE, Posterior
@@ -38,10 +40,12 @@ from vcal_dist.progress import Progress
 from vcal_dist.records import Records
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
 from vcal_dist.run_directory import CHECKPOINTS, begin, held, look, versions, wait
+from vcal_dist.run_place import RunPlace, run_place
 from vcal_dist.stages import choose
-from vcal_dist.strategy import DataParallel
+from vcal_dist.strategy import DataParallel, Launched
 from vcal_dist.work import Fitted
 
+PATIENCE = 30.0  # seconds until processes of an attempt that failed are gone
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Say = Callable[[str], None]
 
@@ -52,32 +56,65 @@ def train(
     progress: bool = True,
     say: Say = lambda _: None,
     callbacks: Iterable[Callback] = (),
+    launched: Launched | None = None,
 ) -> Posterior:
     """The posterior that the configuration asks for; it is also in the run directory `config.output`.
 
-    `say` hears what is worth a line: the plan, where a run goes on. Raises `Preempted` after SIGTERM or Ctrl-C.
+    `say` hears what is worth a line: the plan, where a run goes on. `launched` says that this process is one of those
+    that a cluster has started; `config.devices` then has no say. Raises `Preempted` after SIGTERM or Ctrl-C.
     """
-    run = Path(config.output or "runs/calibration")
-    first = is_first()
-    processes(config.devices)  # before any work
+    if launched is None:
+        processes(config.devices)  # before any work
+    with run_place(config.output) as place:
+        return _train(config, place, progress, say, callbacks, launched)
+
+
+def look_ahead(config: Config, place: RunPlace, say: Say = lambda _: None) -> Posterior | None:
+    """What can be told before processes are started: the posterior that is there already, or what is wrong."""
+    store = open_or_make(config)
+    rows, _ = look(config, place, store)
+    found = _finished(place, say)
+    if found is None:
+        prepare(config, store.first(*rows))
+    return found
+
+
+def _finished(place: RunPlace, say: Say) -> Posterior | None:
+    if not (place.path / FILE).exists():
+        return None
+    say(f"the run in {place.url} is done already; delete it or choose another output to train anew")
+    return Posterior.load(place.path)
+
+
+def _train(
+    config: Config,
+    place: RunPlace,
+    progress: bool,
+    say: Say,
+    callbacks: Iterable[Callback],
+    launched: Launched | None,
+) -> Posterior:
+    run, first = place.path, is_first()
     store = open_or_make(config, first=first)
-    rows, state = look(config, run, store, first=first)
-    if (run / FILE).exists():
-        say(f"the run in {run} is done already; delete it or choose another output to train anew")
-        return Posterior.load(run)
+    rows, state = look(config, place, store, first=first)
+    done = _finished(place, say)
+    if done is not None:
+        return done
     store = store.first(*rows)
     if state is not None:
-        say(f"going on after step {state['schedule']['steps']} of the run in {run}")
+        say(f"going on after step {state['schedule']['steps']} of the run in {place.url}")
     begun = time.perf_counter()
     prepared = prepare(config, store)
     for line in describe(prepared.planned(), prepared.totals):
         say(line)
+    options: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "launched": launched}
     if not first:
-        fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
+        fitted = fit(prepared, place, state, **options)
         return Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, {})
-    with held(run):
+    with held(run, patience=0.0 if launched is None else PATIENCE):
         begin(config, run, rows)
-        fitted = fit(prepared, run, state, progress=progress, callbacks=callbacks)
+        place.send()
+        fitted = fit(prepared, place, state, **options)
         record = {
             "config": config.plain(),
             "versions": versions(),
@@ -86,9 +123,11 @@ def train(
             "assessment": assess(prepared, fitted),
             "counts": fitted.counts,
             "log_evidence_runs": fitted.log_evidence_runs,
+            "bound": fitted.bound,
         }
         posterior = Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, record)
         posterior.save(run)
+        place.send()
     return posterior
 
 
@@ -144,7 +183,6 @@ def prepare(config: Config, store: Store) -> Prepared:
         config.transforms,
         holdout=config.data.holdout,
         holdout_rows=config.data.holdout_rows,
-        seed=config.seed,
         dtype=dtype,
     )
     problem = store.problem
@@ -160,19 +198,22 @@ def prepare(config: Config, store: Store) -> Prepared:
     prepared.check_rows("runs", at_hand.runs)
     prepared.check_rows("observations", at_hand.observations)
     check(model, at_hand.runs, at_hand.observations)
+    place_start(model.prior, config.fit.start, torch.zeros(model.prior.dim, dtype=torch.float64))
     return prepared
 
 
 def fit(
     prepared: Prepared,
-    run: Path | None,
+    place: RunPlace | None,
     state: dict[str, Any] | None,
     *,
     progress: bool,
     callbacks: Iterable[Callback] = (),
+    launched: Launched | None = None,
 ) -> Fitted:
-    """Lightning over all phases; without a run directory nothing is written."""
+    """Lightning over all phases; without a place nothing is written."""
     config, store = prepared.config, prepared.store
+    run = None if place is None else place.path
     module = CalibrationModule(
         prepared.model,
         prepared.at_hand,
@@ -186,22 +227,24 @@ def fit(
     records = Records(run, config.record_every, list(prepared.model.prior.names))
     used: list[Callback] = [records, *callbacks]
     checkpoints = None
-    if run is not None:
-        checkpoints = Checkpoints(run / CHECKPOINTS, config.checkpoints, state)
+    if place is not None:
+        checkpoints = Checkpoints(place.path / CHECKPOINTS, config.checkpoints, state, partial(place.send, must=False))
         used.append(checkpoints)
     if progress:
         used.append(Progress(records))
     with threads(config.devices), quiet():
-        trainer = make_trainer(config.devices, used, run)
+        trainer = make_trainer(config.devices, used, run, launched)
         try:
             trainer.fit(module, datamodule=data)
         except Diverged as error:
-            if run is not None and (run / CHECKPOINTS).exists():
-                raise Diverged(f"{error}; the last good checkpoint is in {run / CHECKPOINTS}") from error
+            if place is not None and (place.path / CHECKPOINTS).exists():
+                raise Diverged(f"{error}; the last good checkpoint is in {place.url}/{CHECKPOINTS}") from error
             raise
-    if checkpoints is not None and checkpoints.stopped:
+    if place is not None and checkpoints is not None and checkpoints.stopped:
+        place.send()
+        steps = module.schedule.steps
         raise Preempted(
-            f"stopped by a signal after step {module.schedule.steps}; the same command goes on from there, in {run}",
+            f"stopped by a signal after step {steps}; the same command goes on from there, in {place.url}",
             checkpoints.signal,
         )
     return Fitted.from_work(module.schedule.work).cpu()
@@ -226,15 +269,12 @@ def processes(devices: DeviceSettings) -> int:
     return asked * devices.num_nodes
 
 
-def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path | None) -> Trainer:
+def make_trainer(
+    devices: DeviceSettings, callbacks: list[Callback], run: Path | None, launched: Launched | None = None
+) -> Trainer:
     """A trainer that leaves logs, checkpoints and progress to our callbacks."""
-    backend = None if devices.backend == "auto" else devices.backend
     trainer = Trainer(
-        accelerator=accelerator(devices),
-        devices=devices.devices,
-        num_nodes=devices.num_nodes,
-        strategy=DataParallel(backend) if processes(devices) > 1 else "auto",
-        plugins=[SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else None,
+        **(_placed(devices) if launched is None else _placed_by_cluster(launched)),
         max_epochs=-1,
         reload_dataloaders_every_n_epochs=1,  # an epoch is a leg
         logger=False,
@@ -248,6 +288,28 @@ def make_trainer(devices: DeviceSettings, callbacks: list[Callback], run: Path |
     # Lightning asks all processes before every batch whether one was told to stop; our votes travel with the gradients.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     return trainer
+
+
+def _placed(devices: DeviceSettings) -> dict[str, Any]:
+    """Processes and devices as the configuration says."""
+    backend = None if devices.backend == "auto" else devices.backend
+    return {
+        "accelerator": accelerator(devices),
+        "devices": devices.devices,
+        "num_nodes": devices.num_nodes,
+        "strategy": DataParallel(backend) if processes(devices) > 1 else "auto",
+        "plugins": [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else None,
+    }
+
+
+def _placed_by_cluster(launched: Launched) -> dict[str, Any]:
+    """Processes and devices as they were given."""
+    return {
+        "accelerator": launched.accelerator,
+        "devices": 1,
+        "strategy": launched.strategy,
+        "plugins": [launched.environment],
+    }
 
 
 def assess(prepared: Prepared, fitted: Fitted) -> dict[str, Any]:
@@ -332,6 +394,7 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # one need not use it
             # Lightning 2.6 asks torch 2.13 an old question.
             warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)
             yield

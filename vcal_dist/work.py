@@ -123,6 +123,17 @@ class Fitted:
         return self
 
     @property
+    def bound(self) -> float | None:
+        """The log evidence of all runs and observations, or its bound, with hyperparameters as points; by all modes.
+
+        It compares settings on the same rows. Without closing passes (`meanfield`) there is none.
+        """
+        if self.log_evidence_runs is None or not self.closings:
+            return None
+        of_modes = torch.tensor([closing.log_evidence for closing in self.closings], dtype=torch.float64)
+        return self.log_evidence_runs + float(torch.logsumexp(of_modes, 0)) - float(self.model.kl().detach())
+
+    @property
     def q(self) -> Weights:
         """The component of most weight."""
         return self.components[int(self.log_weights.argmax())]

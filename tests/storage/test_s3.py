@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -12,7 +11,6 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
 from pyarrow import csv
 
 import storage
@@ -22,28 +20,12 @@ from storage.places import LOCK_NAME, S3Place
 from storage.problem import parse_problem
 from tests.storage.conftest import PROBLEM, numbered
 
-BUCKET = "vcal-test"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as environment:
-        # The usual chain: nothing in our code knows of endpoints or keys.
-        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        environment.setenv("AWS_ACCESS_KEY_ID", "test")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
-        yield f"s3://{BUCKET}"
-    server.stop()
+BUCKET = "bucket"
 
 
 @pytest.fixture
-def url(server: str, request: pytest.FixtureRequest) -> str:
-    return f"{server}/{request.node.name}.zarr"
+def url(s3_url: str, request: pytest.FixtureRequest) -> str:
+    return f"{s3_url}/{request.node.name}.zarr"
 
 
 @pytest.mark.parametrize("shard_rows", [None, 64])
@@ -75,9 +57,9 @@ def test_damage_is_found(url: str) -> None:
         store.runs.read_block(1)
 
 
-def test_what_is_not_there(server: str) -> None:
+def test_what_is_not_there(s3_url: str) -> None:
     with pytest.raises(StoreError, match="there is no store at"):
-        storage.open(f"{server}/nothing.zarr")
+        storage.open(f"{s3_url}/nothing.zarr")
     with pytest.raises(StoreError, match="does the bucket exist"):
         storage.create("s3://no-such-bucket/s.zarr", PROBLEM)
 
@@ -131,13 +113,13 @@ def test_a_writer_that_was_taken_for_dead_cannot_commit(url: str) -> None:
     assert storage.open(url).runs.rows == 0
 
 
-def test_files_and_store_may_lie_in_a_bucket(server: str, url: str, tmp_path: Path) -> None:
+def test_files_and_store_may_lie_in_a_bucket(s3_url: str, url: str, tmp_path: Path) -> None:
     x, t, z = numbered(300)
     table = pa.table({"a": x[:, 0], "b": x[:, 1], "k": t[:, 0], "f": z[:, 0]})
     for part in (0, 1):
-        with fsspec.open(f"{server}/in/{part}.csv", "wb") as file:
+        with fsspec.open(f"{s3_url}/in/{part}.csv", "wb") as file:
             csv.write_csv(table.slice(150 * part, 150), file)
-    storage.ingest(parse_problem(PROBLEM), runs=[f"{server}/in/*.csv"], store=url, dtype="float64", chunk_rows=64)
+    storage.ingest(parse_problem(PROBLEM), runs=[f"{s3_url}/in/*.csv"], store=url, dtype="float64", chunk_rows=64)
     np.testing.assert_array_equal(storage.open(url).runs.read()["x"], x)
     storage.ingest(parse_problem(PROBLEM), runs=[url], store=tmp_path / "local.zarr", dtype="float64")
     np.testing.assert_array_equal(storage.open(tmp_path / "local.zarr").runs.read()["z"], z)

@@ -15,15 +15,21 @@ import torch
 import yaml
 
 from storage.errors import StoreError
-from storage.store import create, open_store
+from storage.store import Store, create, open_store
 from tests.vcal_dist.training_kit import append, assert_same, config, generate, make_store, problem, settings, tensors
 from vcal_dist import run_directory, training
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
 from vcal_dist.problems import borehole
-from vcal_dist.run_directory import FREE, begin, held, look
+from vcal_dist.run_directory import FREE, Before, begin, held, look
+from vcal_dist.run_place import run_place
 from vcal_dist.schedule import moved
 from vcal_dist.training import is_first, open_or_make, train
+
+
+def seen(asked: Config, run: Path, store: Store, *, first: bool = True) -> Before:
+    with run_place(run) as place:
+        return look(asked, place, store, first=first)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +158,7 @@ def test_what_decides_the_result_may_not_change(finished: Path, store: Path, key
 )
 def test_how_and_where_it_runs_may_change(copy: Path, store: Path, key: str, value: Any) -> None:
     asked = changed(settings(store, copy, "meanfield"), key, value)
-    assert look(asked, copy, open_store(store)).checkpoint is not None
+    assert seen(asked, copy, open_store(store)).checkpoint is not None
     assert any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
@@ -187,10 +193,10 @@ def test_what_a_killed_process_has_left_is_no_obstacle_and_is_swept_away(tmp_pat
     run.mkdir()
     (run / left[0]).write_text("sto")  # killed while the configuration was written
     asked, opened = config(store, run), open_store(store)
-    begin(asked, run, look(asked, run, opened).rows)
+    begin(asked, run, seen(asked, run, opened).rows)
     (run / "checkpoints").mkdir()
     (run / left[1]).write_bytes(b"\0" * 100)
-    found = look(asked, run, opened)
+    found = seen(asked, run, opened)
     assert found.checkpoint is None
     begin(asked, run, found.rows)
     assert not list(run.rglob("*.partial"))
@@ -276,7 +282,7 @@ def test_a_run_keeps_to_the_rows_that_it_began_with(tmp_path: Path, finished: Pa
     """Also when it was stopped before its first checkpoint."""
     url, run = tmp_path / "s.zarr", tmp_path / "run"
     store = make_store(url)
-    begin(config(url, run, "meanfield"), run, look(config(url, run, "meanfield"), run, store).rows)
+    begin(config(url, run, "meanfield"), run, seen(config(url, run, "meanfield"), run, store).rows)
     append(store, generate(100, 20, seed=9))
     posterior = train(config(url, run, "meanfield"), progress=False)
     assert posterior.record["rows"] == {"runs": 450, "observations": 60}
@@ -295,12 +301,12 @@ def test_a_store_with_fewer_rows_than_the_run_began_with_is_refused(tmp_path: Pa
 def test_another_process_waits_for_the_first_and_takes_its_rows(tmp_path: Path, store: Path) -> None:
     run, asked, found = tmp_path / "run", config(store, tmp_path / "run"), []
     grown = make_store(tmp_path / "s.zarr", runs=500, observations=80)  # as another process may see it, a little later
-    other = threading.Thread(target=lambda: found.append(look(asked, run, grown, first=False)))
+    other = threading.Thread(target=lambda: found.append(seen(asked, run, grown, first=False)))
     other.start()
     time.sleep(0.2)
     assert not found
     assert not run.exists()
-    begin(asked, run, look(asked, run, open_store(store)).rows)
+    begin(asked, run, seen(asked, run, open_store(store)).rows)
     other.join(10)
     assert found[0].rows == (450, 60)
 
@@ -308,7 +314,7 @@ def test_another_process_waits_for_the_first_and_takes_its_rows(tmp_path: Path, 
 def test_waiting_has_an_end(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_directory, "WAIT", 0.2)
     with pytest.raises(ConfigError, match="for the first process to begin the run"):
-        look(config(store, tmp_path / "run"), tmp_path / "run", open_store(store), first=False)
+        seen(config(store, tmp_path / "run"), tmp_path / "run", open_store(store), first=False)
     with pytest.raises(StoreError, match="there is no store"):
         train(config(tmp_path / "none.zarr", tmp_path / "run"), progress=False)
     assert not (tmp_path / "run").exists()
