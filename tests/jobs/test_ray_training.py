@@ -1,0 +1,165 @@
+"""Training on a real Ray cluster: the same posterior as here, through the death of a process, and refusals at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from jobs.ray_cluster import Capacity
+from tests.ray_kit import BIN, MARK, RayHead
+from tests.vcal_dist.training_kit import Processes, apart, make_store, merge, metrics, settings, tensors, wait_for
+from vcal_dist.errors import ConfigError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+LONG = {"fit": {"emulator": {"steps": 150}}}  # long enough to be killed in
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ray training")
+    make_store(made / "s.zarr")
+    return made
+
+
+@pytest.fixture(scope="module")
+def here(folder: Path) -> Iterator[Path]:
+    """What two processes find without Ray."""
+    processes = Processes(folder)
+    try:
+        processes.finish(plain(folder, "here"), ranks=2)
+    finally:
+        processes.close()
+    yield folder / "here"
+
+
+def plain(folder: Path, name: str, **sections: Any) -> dict[str, Any]:
+    return merge(
+        merge(settings(folder / "s.zarr", folder / name), LONG), {"devices": {"precision": "float64"}, **sections}
+    )
+
+
+def start(head: RayHead, folder: Path, name: str, *options: str, **sections: Any) -> subprocess.Popen[str]:
+    """`vcal train --on ray` with a configuration of its own."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(plain(folder, name, **sections)))
+    command = [BIN / "vcal", "train", path, "--on", "ray", "--address", head.address, *options]
+    return subprocess.Popen(command, env=head.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(started: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = started.communicate(timeout=200)
+    return started.returncode, said
+
+
+def workers(head: RayHead) -> list[psutil.Process]:
+    """The processes that train on this head."""
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        if "RayTrainWorker" in " ".join(one.info["cmdline"] or []):
+            try:
+                if one.environ().get(MARK) == head.folder.name:
+                    found.append(one)
+            except psutil.Error:
+                continue
+    return found
+
+
+def test_two_workers_find_what_two_processes_find_here(ray_head: RayHead, folder: Path, here: Path) -> None:
+    status, said = finish(start(ray_head, folder, "there", "--workers", "2"))
+    assert status == 0, said
+    assert apart(folder / "there", here) < 1e-8
+    assert [row["loss"] for row in metrics(folder / "there")] == [row["loss"] for row in metrics(here)]
+    names = sorted(item.name for item in here.iterdir())
+    assert sorted(item.name for item in (folder / "there").iterdir()) == names  # nothing of Ray's is left
+    assert "2 processes on Ray with 1 CPU and 0 GPU each" in said
+    status, said = finish(start(ray_head, folder, "there", "--workers", "2"))
+    assert status == 0
+    assert "is done already" in said
+
+
+def test_it_recovers_from_the_death_of_a_process(ray_head: RayHead, folder: Path, here: Path) -> None:
+    """Also of the one that writes: the other is found dead as well, both start anew from the checkpoint."""
+    started = start(ray_head, folder, "killed", "--workers", "2")
+    checkpoint = folder / "killed" / "checkpoints" / "last.safetensors"
+    wait_for(checkpoint.exists, 100)
+    before = {one.pid for one in workers(ray_head)}
+    assert len(before) == 2
+    psutil.Process(min(before)).kill()
+    status, said = finish(started)
+    assert status == 0, said
+    assert "going on after step" in said
+    assert apart(folder / "killed", here) < 1e-8
+    assert not workers(ray_head)
+
+
+def test_as_many_processes_as_there_is_room_for_train_into_an_object_store(
+    ray_head: RayHead, folder: Path, here: Path, s3_url: str
+) -> None:
+    status, said = finish(start(ray_head, folder, "elastic", "--workers", "1:3", output=f"{s3_url}/elastic run"))
+    assert status == 0, said
+    assert "1 to 3 processes on Ray" in said
+    assert not (folder / "elastic").exists()
+    import s3fs
+
+    files = s3fs.S3FileSystem(use_listings_cache=False)
+    root = f"{s3_url.removeprefix('s3://')}/elastic run"
+    names = {found.removeprefix(f"{root}/").partition("/")[0] for found in files.find(root)}
+    assert names == {item.name for item in here.iterdir()} - {"run.lock"}
+    copy = folder / "copy"
+    files.get(root, str(copy), recursive=True)
+    assert tensors(copy).keys() == tensors(here).keys()
+    assert apart(copy, here) < 1e-8
+
+
+def test_what_cannot_be_is_refused_before_anything_starts(ray_head: RayHead, folder: Path) -> None:
+    begun = time.monotonic()
+    status, said = finish(start(ray_head, folder, "much", "--workers", "5"))
+    assert status == 1
+    assert "asks for 5 process(es) with 1 CPU and 0 GPU each" in said
+    assert "2 CPU and 0 GPU, room for 2" in said
+    status, said = finish(start(ray_head, folder, "much", "--gpus-per-worker", "1"))
+    assert status == 1
+    assert "room for 0" in said
+    status, said = finish(start(ray_head, folder, "wrong", data={"holdout": 0.2}, fit={"start": {"t9": 1.0}}))
+    assert status == 1
+    assert "fit.start names 't9'" in said
+    assert "RayTrainWorker" not in said
+    assert not (folder / "much").exists()
+    assert not (folder / "wrong").exists()
+    assert time.monotonic() - begun < 250  # Ray would wait for ever
+
+
+def test_training_that_diverges_is_told_once_and_not_tried_again(ray_head: RayHead, folder: Path) -> None:
+    status, said = finish(start(ray_head, folder, "diverged", fit={"emulator": {"rate": 1e6}}))
+    assert status == 1
+    assert said.count("error: ") == 1
+    assert "emulator" in said
+    assert said.count("training on 428 runs") == 1
+    assert not (folder / "diverged" / "posterior.safetensors").exists()
+    assert json.loads((folder / "diverged" / "rows.json").read_text())["runs"] == 450
+
+
+def test_shares_fill_the_cluster_and_never_ask_for_more() -> None:
+    one = Capacity([(16.0, 0.0)], (16.0, 0.0))
+    assert [one.share(n, 0) for n in (1, 2, 3, 16, 40)] == [16, 8, 5, 1, 1]
+    uneven = Capacity([(4.0, 0.0), (7.0, 0.0)], (11.0, 0.0))
+    assert uneven.room(3, 0) == 3
+    assert uneven.share(3, 0) == 3
+    gpus = Capacity([(0.0, 0.0), (16.0, 4.0), (8.0, 1.0)], (24.0, 5.0))
+    assert gpus.room(1, 1) == 5
+    assert gpus.share(5, 1) == 4
+    assert gpus.room(1, 0.5) == 10
+    grows = Capacity([(0.0, 0.0)], (128.0, 8.0))
+    grows.refuse("training", 8, 16, 1)
+    with pytest.raises(ConfigError, match=r"9 process.*autoscaler may bring it to 128 CPU and 8 GPU.*room for 8"):
+        grows.refuse("training", 9, 1, 1)
+    with pytest.raises(ConfigError, match="room for 0"):
+        Capacity([], (0.0, 0.0)).refuse("training", 1, 1, 0)
