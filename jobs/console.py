@@ -29,7 +29,7 @@ def note(text: str) -> None:
 
 def _console(stderr: bool) -> Console:
     # rich reads COLUMNS by itself; the markup of paths and names must never be interpreted.
-    console = Console(stderr=stderr, markup=False, highlight=False)
+    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH_WITHOUT_TERMINAL
     return console

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.prediction_inputs import Rows
-from vcal_dist.posterior import Posterior, Predicted
+from vcal_dist.answers import Answers, Predicted
+from vcal_dist.posterior import Posterior
 from vcal_dist.predictive import What, is_affine
 
 if TYPE_CHECKING:
@@ -66,11 +67,14 @@ def fields(problem: Problem, rows: Rows, asked: Asked) -> list[Field]:
     return found
 
 
-def is_normal(posterior: Posterior, rows: Rows, asked: Asked) -> bool:
+def is_normal(posterior: Answers, rows: Rows, asked: Asked) -> bool:
     """Whether the prediction at a point is a normal distribution.
 
     Weights are jointly normal with θ̃ in each component, so what is linear in them and does not depend on θ is normal.
+    An average of several posteriors is not.
     """
+    if not isinstance(posterior, Posterior):
+        return False
     model, outputs = posterior.model, posterior.scaling.outputs
     plain = all(is_affine(likelihood, outputs) for likelihood in (model.likelihood_y, model.likelihood_z))
     if not plain or len(posterior.components) > 1:
@@ -81,17 +85,17 @@ def is_normal(posterior: Posterior, rows: Rows, asked: Asked) -> bool:
     return asked.what == "discrepancy" and additive and model.delta is not None and not model.delta.random
 
 
-def drawn(posterior: Posterior, rows: Rows, asked: Asked) -> int:
+def drawn(posterior: Answers, rows: Rows, asked: Asked) -> int:
     """How many samples are drawn."""
     return asked.samples if is_normal(posterior, rows, asked) else max(asked.samples, QUANTILE_SAMPLES)
 
 
-def block_rows(posterior: Posterior, rows: Rows, asked: Asked) -> int:
+def block_rows(posterior: Answers, rows: Rows, asked: Asked) -> int:
     """How many rows are predicted at a time: what is in memory does not grow with their number."""
-    return max(1, min(MOST_ROWS, NUMBERS // (max(1, drawn(posterior, rows, asked)) * posterior.model.outputs)))
+    return max(1, min(MOST_ROWS, NUMBERS // (max(1, drawn(posterior, rows, asked)) * len(posterior.problem.outputs))))
 
 
-def predicted(posterior: Posterior, rows: Rows, asked: Asked, size: int) -> Iterator[list[Array]]:
+def predicted(posterior: Answers, rows: Rows, asked: Asked, size: int) -> Iterator[list[Array]]:
     """Blocks of `size` rows: for each of `fields` an array (B,), or for samples (B, samples)."""
     normal = is_normal(posterior, rows, asked)
     names = [v.name for v in posterior.problem.calibration_inputs]
@@ -104,7 +108,7 @@ def predicted(posterior: Posterior, rows: Rows, asked: Asked, size: int) -> Iter
         if "t" in block:
             inputs.append(np.broadcast_to(block["t"], (len(block["x"]), len(names))))
         columns = [*np.concatenate(inputs, axis=1).T]
-        for k in range(posterior.model.outputs):
+        for k in range(len(posterior.problem.outputs)):
             columns += _of_output(prediction, k, normal, asked.samples)
         yield columns
 

@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vcal_dist.answers import Answers
     from vcal_dist.config import Config
-    from vcal_dist.posterior import Posterior
 
-# As vcal_dist.run_directory and vcal_dist.posterior name them; those modules are too heavy for a look at a path.
+# As run_directory, posterior and mixed of vcal_dist name them; those modules are too heavy for a look at a path.
 CONFIG, ROWS, VERSIONS, METRICS = "config.yaml", "rows.json", "versions.json", "metrics.csv"
-POSTERIOR, CHECKPOINT = "posterior.safetensors", "checkpoints/last.safetensors"
+POSTERIOR, MIXTURE, CHECKPOINT = "posterior.safetensors", "mixture.json", "checkpoints/last.safetensors"
 
 
 def is_run(path: str | Path) -> bool:
     """Whether a directory holds a run, finished or not."""
     run = Path(path)
     return (run / POSTERIOR).is_file() or ((run / CONFIG).is_file() and (run / VERSIONS).is_file())
+
+
+def is_mixture(path: str | Path) -> bool:
+    """Whether a directory holds several posteriors, averaged."""
+    return (Path(path) / MIXTURE).is_file()
 
 
 @dataclass(frozen=True)
@@ -135,14 +140,23 @@ def resume_command(run: Path) -> str:
     return shlex.join(command)
 
 
-def load_posterior(path: str | Path) -> Posterior:
-    """The posterior of a finished run; otherwise an error that says what the path holds in place of one."""
+def load_posterior(path: str | Path) -> Answers:
+    """The posterior of a finished run, or of several averaged; otherwise an error that says what the path holds."""
     from vcal_dist.errors import ModelError
+    from vcal_dist.mixed import Averaged
     from vcal_dist.posterior import Posterior
 
     run = Path(path)
     if "://" in str(path):
-        raise ModelError(f"{path} is a URL; a run is a local directory: copy it here first")
+        from vcal_dist.run_place import run_place
+
+        with run_place(path) as place:
+            place.fetch()
+            if not place.path.exists():
+                raise ModelError(f"there is no run at {path}; check the address")
+            return load_posterior(place.path)
+    if is_mixture(run):
+        return Averaged.load(run)
     if run.is_file() or (run / POSTERIOR).is_file():
         return Posterior.load(run)
     if is_run(run):

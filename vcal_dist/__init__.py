@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vcal_dist.fitting import fit
     from vcal_dist.gp import GPSettings
     from vcal_dist.likelihoods import LikelihoodSettings
+    from vcal_dist.mixed import Averaged
     from vcal_dist.objective import Samples
     from vcal_dist.plan import FitSettings, StageSettings
     from vcal_dist.posterior import Posterior
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
+    "Averaged": "mixed",
     "ExactPosterior": "analytic",
     "Scaling": "batches",
     "CalibrationModel": "calibration",
@@ -62,6 +64,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Averaged",
     "CalibrationModel",
     "Config",
     "ConfigError",

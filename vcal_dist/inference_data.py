@@ -25,7 +25,7 @@ from vcal_dist.errors import ModelError
 if TYPE_CHECKING:
     import arviz
 
-    from vcal_dist.posterior import Posterior
+    from vcal_dist.answers import Answers
 
 
 def import_arviz() -> Any:
@@ -38,7 +38,7 @@ def import_arviz() -> Any:
 
 
 def to_inference_data(
-    posterior: Posterior, draws: int = 4000, seed: int = 0, log_likelihood: Mapping[str, ArrayLike] | None = None
+    posterior: Answers, draws: int = 4000, seed: int = 0, log_likelihood: Mapping[str, ArrayLike] | None = None
 ) -> arviz.InferenceData:
     """Draws of the posterior and of the prior as one chain; they are independent.
 
@@ -46,7 +46,7 @@ def to_inference_data(
     """
     import numpy as np
 
-    inputs, prior = posterior.problem.calibration_inputs, posterior.model.prior
+    inputs, prior = posterior.problem.calibration_inputs, posterior.theta.prior
     generator = torch.Generator().manual_seed(seed)
     tilde = torch.randn(draws, prior.dim, generator=generator, dtype=torch.float64)
     names = variable_names([v.name for v in inputs])

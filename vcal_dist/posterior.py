@@ -11,21 +11,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, get_args
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from storage.checks import find_faults
 from storage.problem import Column, Problem, parse_problem
 from vcal_dist import tensorfile
+from vcal_dist.answers import Answers, Array, Asked, Block, Predicted, to_numpy
 from vcal_dist.batches import Scaling
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
@@ -37,10 +37,8 @@ from vcal_dist.theta import ThetaPosterior
 from vcal_dist.transforms import OutputScaling, TransformSettings
 from vcal_dist.weights import Weights
 
-Array = NDArray[np.float64]
 FORMAT, SCHEMA = "vcal-dist posterior", 1
 FILE, DRAWS_FILE = "posterior.safetensors", "posterior.nc"
-CORRELATION_DRAWS = 2**17  # a standard error of 0.003
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _MODEL: TypeAdapter[ModelSettings] = TypeAdapter(ModelSettings)
 _TRANSFORMS: TypeAdapter[tuple[TransformSettings, ...]] = TypeAdapter(tuple[TransformSettings, ...])
@@ -59,29 +57,7 @@ class Found(Protocol):
     def log_weights(self) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class ParameterSummary:
-    """One θ in the user's units; low and high have equal tails outside."""
-
-    name: str
-    unit: str
-    prior: str
-    mean: float
-    sd: float
-    low: float
-    median: float
-    high: float
-
-
-class Predicted(NamedTuple):
-    """A prediction in the user's units for B rows and K outputs."""
-
-    mean: Array  # (B, K)
-    sd: Array  # (B, K)
-    samples: Array | None  # (samples, B, K), each a function of x
-
-
-class Posterior:
+class Posterior(Answers):
     """θ, the emulator, the discrepancy and the process after calibration. It does not change.
 
     A mixture of `components`, joint Gaussians over θ̃ and weights, with `log_weights`. `record` is whatever JSON can
@@ -126,26 +102,6 @@ class Posterior:
         """The posterior of θ: densities, quantiles, intervals."""
         return ThetaPosterior.of(self.model.prior, self.components, self.log_weights)
 
-    def sample(self, count: int, seed: int = 0) -> Array:
-        """Draws of θ, (count, d2)."""
-        generator = torch.Generator(self.theta.means.device).manual_seed(seed)
-        return _numpy(self.theta.sample(count, generator))
-
-    def summary(self, level: float = 0.9) -> list[ParameterSummary]:
-        """Every parameter's moments, median and interval of probability `level`."""
-        theta, inputs = self.theta, self.problem.calibration_inputs
-        half = theta.means.new_tensor([0.5])
-        return [
-            ParameterSummary(v.name, v.unit, str(v.prior), mean, sd, low, float(theta.quantile(j, half)), high)
-            for j, (v, mean, sd) in enumerate(zip(inputs, theta.mean().tolist(), theta.sd().tolist(), strict=True))
-            for low, high in [theta.interval(j, level)]
-        ]
-
-    def correlation(self) -> Array:
-        """Correlations of θ itself, (d2, d2), from draws. (`theta.correlation()` is that of θ̃.)"""
-        found: Array = np.atleast_2d(np.corrcoef(self.sample(CORRELATION_DRAWS), rowvar=False))
-        return found
-
     @property
     def noise(self) -> dict[str, float]:
         """σ_y of every output, without the emulator's residual: a standard deviation, for Student-t the scale.
@@ -156,93 +112,36 @@ class Posterior:
         likelihood, outputs = self.model.likelihood_y, self.scaling.outputs
         if not isinstance(likelihood, Gaussian | StudentT):
             return {}
-        return dict(zip(outputs.names, _numpy(likelihood.noise_variance().sqrt() * outputs.sd).tolist(), strict=True))
+        return dict(zip(outputs.names, to_numpy(likelihood.noise_variance().sqrt() * outputs.sd).tolist(), strict=True))
 
-    def __repr__(self) -> str:
-        rows = [
-            (s.name, f"{s.mean:.4g}", f"± {s.sd:.2g}", f"[{s.low:.4g}, {s.high:.4g}]", s.unit, f"prior {s.prior}")
-            for s in self.summary()
-        ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    def _made_of(self) -> str:
         count = len(self.components)
-        parts = f"{self.model.kind} discrepancy, {count} component{'s' if count > 1 else ''}, 90 % intervals"
-        return "\n  ".join([f"<posterior of '{self.problem.name}': {parts}", *lines]) + ">"
+        return f"{self.model.kind} discrepancy, {count} component{'s' if count > 1 else ''}"
 
     # --- predictions ------------------------------------------------------------------------------------------------
 
-    def predict(
-        self,
-        x: ArrayLike,
-        what: What = "process",
-        *,
-        t: ArrayLike | None = None,
-        noise: ArrayLike | None = None,
-        samples: int = 0,
-        draws: int | None = None,
-        seed: int = 0,
-        extrapolate: bool = False,
-    ) -> Predicted:
-        """Mean, standard deviation and, on request, samples at control inputs x (B, d1), or (B,) where d1 is 1.
-
-        - "process": f(x, θ), the truth behind observations; T⁻¹(f) under a transform T of the outputs, and for counts
-          and classes the mean of y given f;
-        - "emulator": η(x, θ), likewise; at calibration inputs `t`, (d2,) or (B, d2), in place of θ if they are given;
-        - "discrepancy": the process minus the emulator;
-        - "observation": a new y, the process with the emulator's residual and noise, that of the model and the
-          observation's own standard deviation `noise` (B, K). (Under a transform, that is added to y, not to T(y).)
-
-        Process and emulator leave the emulator's residual out: it is noise, no function of x. Without transforms,
-        counts or classes, mean and sd are those of `draws` (64) conditional Gaussians, else of `draws` (256) samples. x
-        and t outside the problem's bounds are refused unless `extrapolate`.
-        """
-        if t is not None and what != "emulator":
-            raise ModelError(f"t is given for '{what}'; only the emulator is predicted at chosen calibration inputs")
-        if noise is not None and what != "observation":
-            raise ModelError(f"noise is given for '{what}'; only an observation has noise")
-        block: dict[str, ArrayLike] = {"x": x}
-        block |= {name: value for name, value in (("t", t), ("noise", noise)) if value is not None}
-        options: dict[str, Any] = {"samples": samples, "draws": draws, "seed": seed, "extrapolate": extrapolate}
-        return next(self.predict_batches([block], what, **options))
-
-    def predict_batches(
-        self,
-        blocks: Iterable[ArrayLike | Mapping[str, ArrayLike]],
-        what: What = "process",
-        *,
-        samples: int = 0,
-        draws: int | None = None,
-        seed: int = 0,
-        extrapolate: bool = False,
-    ) -> Iterator[Predicted]:
-        """Predictions of one block of rows after another: what is in memory does not grow with their number.
-
-        A block is x, or a mapping such as `Table.read_block` of a store gives: its "x", its "t" for the emulator and
-        its "noise" for observations, if it has them, are used. A sample is the same function in all blocks.
-        """
-        if what not in get_args(What):
-            raise ModelError(f"what is '{what}'; accepted: {', '.join(get_args(What))}")
-        if samples < 0:
-            raise ModelError(f"samples is {samples}; accepted: 0 or more")
+    def _predictor(self, asked: Asked) -> Callable[[Block], Predicted]:
+        what, outputs, draws = asked.what, self.scaling.outputs, asked.draws
         mixture = (self.model, self.components, self.log_weights)
         if draws is None:  # weights that are integrated out leave few dimensions to sample
-            draws = 64 if is_closed_form(self.model, self.scaling.outputs, what) else 256
-        of_moments = draw_ensemble(*mixture, draws, seed)
-        of_samples = draw_ensemble(*mixture, samples, seed) if samples else None
-        generator = torch.Generator(self.model.kappa.device).manual_seed(seed)
+            draws = 64 if is_closed_form(self.model, outputs, what) else 256
+        of_moments = draw_ensemble(*mixture, draws, asked.seed)
+        of_samples = draw_ensemble(*mixture, asked.samples, asked.sample_seed) if asked.samples else None
+        noise, sample_noise = (
+            torch.Generator(self.model.kappa.device).manual_seed(seed) for seed in (asked.seed, asked.sample_seed)
+        )
 
-        def predicted() -> Iterator[Predicted]:
-            for block in blocks:
-                inputs = self._inputs(block, what, extrapolate)
-                mean, sd = users_moments(of_moments, self.scaling.outputs, inputs, what, generator)
-                functions = None
-                if of_samples is not None:
-                    functions = _numpy(users_samples(of_samples, self.scaling.outputs, inputs, what, generator))
-                yield Predicted(_numpy(mean), _numpy(sd), functions)
+        def predicted(block: Block) -> Predicted:
+            inputs = self._inputs(block, what, asked.extrapolate)
+            mean, sd = users_moments(of_moments, outputs, inputs, what, noise)
+            samples = None
+            if of_samples is not None:
+                samples = to_numpy(users_samples(of_samples, outputs, inputs, what, sample_noise))
+            return Predicted(to_numpy(mean), to_numpy(sd), samples)
 
-        return predicted()
+        return predicted
 
-    def _inputs(self, block: ArrayLike | Mapping[str, ArrayLike], what: What, extrapolate: bool) -> Inputs:
+    def _inputs(self, block: Block, what: What, extrapolate: bool) -> Inputs:
         """A block in the model's units, or an error that names what is wrong with it."""
         parts: Mapping[str, ArrayLike] = block if isinstance(block, Mapping) else {"x": block}
         if "x" not in parts:
@@ -378,8 +277,3 @@ def _check_bounds(name: str, values: Array, columns: Sequence[Column], extrapola
             "correct them" if extrapolate else "correct them, or predict with extrapolate=True where there are no data"
         )
         raise ModelError(f"{name}: {'; '.join(map(str, faults))} (rows counted from 0): {cure}")
-
-
-def _numpy(tensor: Tensor) -> Array:
-    values: Array = tensor.detach().double().cpu().numpy()
-    return values

@@ -87,24 +87,28 @@ def draw_ensemble(
     model: CalibrationModel, components: Sequence[Weights], log_weights: Tensor, draws: int, seed: int
 ) -> Ensemble:
     """Draws in random order, a function of the seed only; of a component as many as its weight says, up to one."""
-    if draws < 1:
-        raise ModelError(f"the number of draws is {draws}; accepted: 1 or more")
-    if not 0 <= seed < 2**63:
-        raise ModelError(f"seed is {seed}; accepted: 0 to 2⁶³ − 1")
     device = model.kappa.device
-    # Numbers of components, by systematic sampling: the k-th draw is where their summed weights pass (k + u)/S.
-    u = torch.special.ndtr(shared_normal((seed, PREDICTION), (1,), dtype=torch.float64, device=torch.device("cpu")))
-    summed = log_weights.detach().double().cpu().softmax(0).cumsum(0)
-    of_draw = torch.searchsorted(summed, (torch.arange(draws) + u) / draws).clamp(max=len(components) - 1)
-    order = shared_normal((seed, PREDICTION, 0), (draws,), dtype=torch.float64, device=torch.device("cpu")).argsort()
     groups = []
-    for c, q in enumerate(components):
-        places = order[of_draw == c]
+    for c, (q, places) in enumerate(zip(components, allot(log_weights, draws, (seed, PREDICTION)), strict=True)):
         if len(places):
             key = (seed, PREDICTION, 1 + c)
             theta = q.theta(_sobol_normal(len(places), q.theta_dim, key).to(device))
             groups.append(Group(q, theta, places.to(device), key))
     return Ensemble(model, groups, draws)
+
+
+def allot(log_weights: Tensor, draws: int, key: tuple[int, ...]) -> list[Tensor]:
+    """For each component the places of its draws among all, in random order; the key begins with the seed."""
+    if draws < 1:
+        raise ModelError(f"the number of draws is {draws}; accepted: 1 or more")
+    if not 0 <= key[0] < 2**63:
+        raise ModelError(f"seed is {key[0]}; accepted: 0 to 2⁶³ − 1")
+    # Systematic sampling: the k-th draw is of the component where their summed weights pass (k + u)/S.
+    u = torch.special.ndtr(shared_normal(key, (1,), dtype=torch.float64, device=torch.device("cpu")))
+    summed = log_weights.detach().double().cpu().softmax(0).cumsum(0)
+    of_draw = torch.searchsorted(summed, (torch.arange(draws) + u) / draws).clamp(max=len(summed) - 1)
+    order = shared_normal((*key, 0), (draws,), dtype=torch.float64, device=torch.device("cpu")).argsort()
+    return [order[of_draw == c] for c in range(len(summed))]
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.console import number, print_json, size, stdout, table
-from jobs.run_state import is_run
+from jobs.run_state import is_mixture, is_run
 from jobs.tables import first_rows, variables
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ ROWS = 5  # shown unless told
 
 def inspect(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="A store (a directory or an s3:// URL), or a run directory.")
+        str, typer.Argument(metavar="PATH", help="A store (a directory or an s3:// URL), a run, or several averaged.")
     ],
     rows: Annotated[
         int | None,
@@ -37,7 +37,10 @@ def inspect(
     Of a store: problem, sizes, ranges, first rows and health. Of a run, finished or not: how far it is, the posterior
     of θ, how well it predicts, the stages of training, versions and files.
     """
-    if is_run(path):
+    damage: list[str] = []
+    if is_mixture(path):
+        _inspect_mixture(path, json)
+    elif is_run(path):
         given = [name for name, value in (("--rows", rows is not None), ("--verify", verify)) if value]
         if given:
             raise typer.BadParameter(f"{' and '.join(given)}: looks into a store, but {path} is a run; leave it out")
@@ -55,6 +58,18 @@ def inspect(
             show(description)
     if damage:
         raise typer.Exit(1)
+
+
+def _inspect_mixture(path: str, json: bool) -> None:
+    """Of posteriors that were averaged: what they weigh, and θ."""
+    from jobs.run_state import load_posterior
+
+    found = load_posterior(path)
+    if not json:
+        stdout().print(repr(found))
+        return
+    parameters = [vars(row) for row in found.summary()]
+    print_json({"kind": "mixture", "path": path, "weights": found.record["weights"], "parameters": parameters})
 
 
 def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jobs.prediction_inputs import Rows
     from jobs.predictions import Asked
     from storage import Problem
-    from vcal_dist.posterior import Posterior
+    from vcal_dist.answers import Answers
 
 FROM_FILE = "from-file"
 SHOWN = 10  # rows, where they are not written
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 def predict(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory of `vcal train`. Goes before --t.")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run directory of `vcal train`, or several averaged. Goes before --t."),
+    ],
     at: Annotated[
         str,
         typer.Option(
@@ -110,7 +113,7 @@ def predict(
 
 
 def _asked(
-    posterior: Posterior, at: str, what: Any, samples: int, t: list[str] | None, seed: int, extrapolate: bool
+    posterior: Answers, at: str, what: Any, samples: int, t: list[str] | None, seed: int, extrapolate: bool
 ) -> tuple[Rows, Asked]:
     """What to predict and where; everything that can be wrong with it is said here."""
     from jobs.prediction_inputs import open_rows
