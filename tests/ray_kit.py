@@ -1,4 +1,4 @@
-"""A Ray head of the tests' own: real, on free ports of the loopback, with nothing left behind."""
+"""A Ray head of the tests' own: real, on free ports, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ PORTS = (
     "--ray-client-server-port",
 )
 FIXED = (
-    "--node-ip-address=127.0.0.1",
     "--dashboard-host=127.0.0.1",
     "--min-worker-port=0",  # any
     "--max-worker-port=0",
@@ -81,12 +80,13 @@ class RayHead:
             self.env["RAY_AUTH_MODE"] = "disabled"
         else:
             self.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
-        command = [str(BIN / "ray"), "start", "--head", "--block", f"--temp-dir={self.folder}", *FIXED]
+        command = [str(BIN / "ray"), "start", "--head", "--block", *FIXED]
         command += [f"{option}={port}" for option, port in ports.items()]
         with (self.folder / "start.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command,
-                env=self.env | {MARK: self.folder.name},
+                # Ray's own processes look here for the cluster's address, and would otherwise find any other one.
+                env=self.env | {MARK: self.folder.name, "RAY_TMPDIR": str(self.folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""The cluster file is one that this version of Ray accepts, and agrees with the pinned versions."""
+"""The cluster files, for AWS and for machines of one's own: this Ray accepts them, and versions are the pinned."""
 
 from __future__ import annotations
 
@@ -14,8 +14,21 @@ import yaml
 
 
 @pytest.fixture(scope="module")
-def cluster(root: Path) -> dict[str, Any]:
+def cloud(root: Path) -> dict[str, Any]:
     return yaml.safe_load((root / "cluster.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def lab(root: Path) -> dict[str, Any]:
+    """The one in the README."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (root / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    [block] = [block for block in blocks if block.startswith("cluster_name: vcal-lab")]
+    return yaml.safe_load(block)
+
+
+@pytest.fixture(params=["cloud", "lab"])
+def cluster(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.getfixturevalue(request.param)
 
 
 def test_matches_rays_schema(cluster: dict[str, Any]) -> None:
@@ -28,12 +41,16 @@ def test_matches_rays_schema(cluster: dict[str, Any]) -> None:
 
 
 def test_ray_accepts_it_with_its_defaults_filled_in(cluster: dict[str, Any]) -> None:
-    # What `ray up` does before it first asks AWS for anything.
+    # What `ray up` does before it first asks AWS, or a machine, for anything.
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     prepared = prepare_config(cluster)
     validate_config(prepared)
-    assert prepared["available_node_types"]["head"]["max_workers"] == 0
+    workers = {name: kind["max_workers"] for name, kind in prepared["available_node_types"].items()}
+    if cluster["provider"]["type"] == "local":
+        assert sum(workers.values()) == prepared["max_workers"] == len(cluster["provider"]["worker_ips"])
+    else:
+        assert workers["head"] == 0
 
 
 def test_every_mounted_path_exists_and_is_what_the_install_needs(cluster: dict[str, Any], root: Path) -> None:
@@ -43,18 +60,43 @@ def test_every_mounted_path_exists_and_is_what_the_install_needs(cluster: dict[s
     packages = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     files = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml", "constraints.txt"}
     assert set(mounts) == {f"~/vcal-dist/{name}" for name in packages | files}
+    assert "cd ~/vcal-dist && python -m pip install -c constraints.txt -e ." in cluster["setup_commands"]
 
 
-def test_the_head_does_no_work_and_workers_have_gpus(cluster: dict[str, Any]) -> None:
-    types = cluster["available_node_types"]
-    assert types[cluster["head_node_type"]]["resources"]["CPU"] == 0
-    workers = [item for name, item in types.items() if name != cluster["head_node_type"]]
+def test_the_head_does_no_work_and_workers_have_gpus(cloud: dict[str, Any], lab: dict[str, Any]) -> None:
+    types = cloud["available_node_types"]
+    assert types[cloud["head_node_type"]]["resources"]["CPU"] == 0
+    workers = [item for name, item in types.items() if name != cloud["head_node_type"]]
     assert all(item["resources"]["GPU"] >= 1 for item in workers)
-    assert max(item["max_workers"] for item in workers) <= cluster["max_workers"]
+    assert max(item["max_workers"] for item in workers) <= cloud["max_workers"]
+    assert "--num-cpus=0" in lab["head_start_ray_commands"][-1]
+    assert "--num-cpus" not in lab["worker_start_ray_commands"][-1]
+
+
+def test_all_nodes_have_an_image_with_a_driver_and_may_read_the_store(cloud: dict[str, Any]) -> None:
+    nodes = [item["node_config"] for item in cloud["available_node_types"].values()]
+    assert len(nodes) == 2
+    for node in nodes:
+        # Ray's own choices are an image of Ubuntu 18.04, and a role for the head alone.
+        assert node["ImageId"].startswith("ami-")
+        assert node["IamInstanceProfile"]
+
+
+def test_processes_get_threads_for_their_cpus(cluster: dict[str, Any]) -> None:
+    import inspect
+
+    from ray.autoscaler._private import command_runner
+
+    assert "OMP_NUM_THREADS=1" in inspect.getsource(command_runner)  # else the commands need not undo it
+    for commands in (cluster["head_start_ray_commands"], cluster["worker_start_ray_commands"]):
+        [start] = [command for command in commands if "ray start" in command]
+        assert start.startswith("unset OMP_NUM_THREADS;")
 
 
 def test_images_hold_the_pinned_ray(cluster: dict[str, Any], root: Path) -> None:
     pinned = re.search(r"^ray==(\S+)$", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned is not None
-    for key in ("image", "head_image"):
-        assert cluster["docker"][key].split(":")[1].split("-")[0] == pinned[1]
+    images = [image for key, image in cluster["docker"].items() if key.endswith("image")]
+    assert images
+    for image in images:
+        assert image.split(":")[1].split("-")[:2] == [pinned[1], "py311"]

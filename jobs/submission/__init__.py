@@ -1,0 +1,1 @@
+"""Ways to run `vcal train` and `vcal sweep` elsewhere: Ray Jobs, SLURM, Kubernetes."""
