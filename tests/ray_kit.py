@@ -74,6 +74,7 @@ class RayHead:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),  # the tests' own modules are found
             "OMP_NUM_THREADS": "1",
+            "RAY_worker_niceness": "0",  # Ray's own 15 starves them beside anything else that runs
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         if self.token is None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vcal_dist.batches import Observations, take
 from vcal_dist.collective import rank, same_everywhere, world_size
+from vcal_dist.errors import Diverged
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import place_start, screen_theta
 from vcal_dist.mixture import Mixture, adapt
@@ -33,6 +34,7 @@ from vcal_dist.phases import (
     Compress,
     Descent,
     Instant,
+    LinAlgError,
     Outcome,
     Phase,
     Reading,
@@ -88,7 +90,7 @@ class Schedule:
         """Ends a leg, and the phase with it if that is done."""
         assert self.phase is not None
         self.leg, self.batch = self.leg + 1, 0
-        if self.phase.turn():
+        if _turned(self.phase):
             self._next()
 
     def _next(self) -> None:
@@ -105,7 +107,7 @@ class Schedule:
                 self.phase = phase
                 return
             self.announce(phase.name)
-            phase.turn()
+            _turned(phase)
 
     def _agree(self) -> None:
         """Every process goes on from what the first one has: machines may round differently what all compute alike."""
@@ -139,6 +141,16 @@ class Schedule:
             assert isinstance(phase, Reading), "no checkpoint is written in a phase that reads nothing"
             self.phase = phase
             phase.load(state["phase"])
+
+
+def _turned(phase: Phase) -> bool:
+    """Ends a leg; sums that no weights can come of are those of a model that a stage before has spoilt."""
+    try:
+        return phase.turn()
+    except LinAlgError as error:
+        raise Diverged(
+            f"the numbers of the model have no solution in phase '{phase.name}'; lower the learning rates before it"
+        ) from error
 
 
 def phases_of(work: Work) -> list[Build]:

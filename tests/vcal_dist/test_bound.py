@@ -13,7 +13,7 @@ from storage.store import open_store
 from tests.vcal_dist.training_kit import config, make_store
 from vcal_dist import training
 from vcal_dist.analytic import ExactPosterior
-from vcal_dist.errors import ModelError
+from vcal_dist.errors import Diverged, ModelError
 from vcal_dist.fitting import fit
 from vcal_dist.phases import Batch, Descent
 from vcal_dist.plan import FitSettings, StageSettings
@@ -110,3 +110,11 @@ def test_a_rate_that_has_changed_goes_on_in_its_place_of_the_cycle() -> None:
         assert now["lr"] == pytest.approx(expected["lr"], rel=1e-12)
         resumed.step(Batch(None, None))
         other.step(Batch(None, None))
+
+
+def test_a_stage_that_has_spoilt_the_model_is_told_by_the_pass_after_it(tmp_path: Path) -> None:
+    """One step is too few to see that a loss rises."""
+    make_store(tmp_path / "s.zarr")
+    fast = {"emulator": {"steps": 1, "rate": 1e25}}
+    with pytest.raises(Diverged, match=r"no solution in phase 'compression'; lower the learning rates"):
+        train(config(tmp_path / "s.zarr", tmp_path / "run", fit=fast), progress=False)
