@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands import bench, demo, doctor, ingest, inspect, predict, train
+from jobs.commands import bench, demo, doctor, ingest, inspect, predict, submit, sweep, train
+from jobs.commands import jobs as ray_jobs
 from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import stderr, stdout
 from storage.errors import VcalError
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
+SPEAK_FOR_THEMSELVES = ("train", "sweep", "submit", "jobs")  # commands that say how to go on
 
 app = typer.Typer(
     name="vcal",
@@ -27,6 +29,9 @@ app.command("demo")(demo.demo)
 app.command("ingest", cls=ManyValuesCommand)(ingest.ingest)
 app.command("inspect")(inspect.inspect)
 app.command("train")(train.train)
+app.command("sweep")(sweep.sweep)
+app.add_typer(submit.app, name="submit")
+app.add_typer(ray_jobs.app, name="jobs")
 app.command("predict", cls=ManyValuesCommand)(predict.predict)
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
@@ -56,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         app(args=argv, prog_name="vcal")
     except SystemExit as done:
-        if done.code == INTERRUPTED:
+        if done.code == INTERRUPTED and (argv or sys.argv[1:])[0] not in SPEAK_FOR_THEMSELVES:
             stderr().print("interrupted; what was not committed is not visible, run the command again", style="red")
         raise
     except VcalError as error:

@@ -17,6 +17,7 @@ from storage.validation import show
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
 
+ASIDE = "sweep"  # a section that only `vcal sweep` reads
 EXAMPLE = "write it as fit.emulator.steps=200, or with a mapping or a list as transforms={flow: {kind: log}}"
 TAG = "tag:yaml.org,2002:"
 PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # what JSON has too
@@ -56,6 +57,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     >>> load("borehole.yaml", ["fit.emulator.steps=200", "model.eta.hidden=[8, 8]"])  # doctest: +SKIP
     """
+    return configure(read(path), overrides, str(path), Path(path).stem)
+
+
+def read(path: str | Path) -> Any:
+    """What a configuration file holds."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -66,17 +72,25 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     data = _read(text, str(path))
     if data is None:
         raise ConfigError(f"{path} is empty; a configuration has the keys {', '.join(Config.model_fields)}")
-    return configure(data, overrides, str(path), path.stem)
+    return data
 
 
 def configure(
     data: Any, overrides: Sequence[str] = (), source: str = "the configuration", name: str | None = None
 ) -> Config:
     """The configuration in plain data, with overrides; `name` names a run directory that is not given."""
+    data = overridden(data, overrides)
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if key != ASIDE}
+    return resolve(Config.parse(data, f"{source} with {', '.join(overrides)}" if overrides else source), name)
+
+
+def overridden(data: Any, overrides: Sequence[str]) -> Any:
+    """The data with keys replaced."""
     if isinstance(data, dict):
         for override in overrides:
             data = _override(data, override)
-    return resolve(Config.parse(data, f"{source} with {', '.join(overrides)}" if overrides else source), name)
+    return data
 
 
 def resolve(config: Config, name: str | None = None) -> Config:

@@ -6,52 +6,70 @@ Ray itself waits for ever for what it will never have; here such a request is re
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vcal_dist.errors import ConfigError
 
 # Said by Ray for its developers; both only have an effect before Ray is imported.
 QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0"}
+CONNECT_SECONDS = 5.0  # Ray tries for minutes
+BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # where `ray up` leaves the cluster's file on its head
+Node = tuple[float, float]  # CPUs and GPUs
 
 
 class Capacity(NamedTuple):
-    """CPUs and GPUs of every node that is there, and in all those that an autoscaler may bring."""
+    """The nodes that are there, and those that there can be at most where an autoscaler's limits are known."""
 
-    nodes: list[tuple[float, float]]
-    most: tuple[float, float]
-
-    @property
-    def grows(self) -> bool:
-        """Whether nodes may come."""
-        return any(self.most[i] > sum(node[i] for node in self.nodes) for i in (0, 1))
+    nodes: list[Node]
+    most: list[Node]
 
     def room(self, cpus: float, gpus: float) -> int:
         """How many processes with so many CPUs and GPUs each can run at once."""
-        there = sum(_times(node, cpus, gpus) for node in self.nodes)
-        return max(there, _times(self.most, cpus, gpus)) if self.grows else there
+        return max(sum(_times(node, cpus, gpus) for node in nodes) for nodes in (self.nodes, self.most))
+
+    def suited(self, least: int, most: int, gpus: float) -> int:
+        """How many processes suit the cluster: as many as have a GPU; without GPUs, one a node unless more must be."""
+        by_nodes = sum(cpus >= 1 for cpus, _ in max(self.nodes, self.most, key=len))
+        return min(most, max(least, self.room(1, gpus) if gpus else by_nodes))
 
     def share(self, processes: int, gpus: float) -> int:
         """Whole CPUs for each of so many processes, so that all of them find room; at least one."""
-        most = int(max([self.most[0], *(cpus for cpus, _ in self.nodes)]))
-        return next((cpus for cpus in range(most, 1, -1) if self.room(cpus, gpus) >= processes), 1)
+        largest = int(max((cpus for nodes in self for cpus, _ in nodes), default=1))
+        return next((cpus for cpus in range(largest, 1, -1) if self.room(cpus, gpus) >= processes), 1)
 
     def refuse(self, what: str, processes: int, cpus: float, gpus: float) -> None:
         """Raises unless so many processes find room."""
         if self.room(cpus, gpus) >= processes:
             return
-        there = ", ".join(f"{c:g} CPU and {g:g} GPU" for c, g in self.nodes) or "no node"
-        may = f" (an autoscaler may bring it to {self.most[0]:g} CPU and {self.most[1]:g} GPU)" if self.grows else ""
+        may = f" (an autoscaler may make it {_told(self.most)})" if self.most else ""
         raise ConfigError(
             f"{what} asks for {processes} process(es) with {cpus:g} CPU and {gpus:g} GPU each; the Ray cluster has "
-            f"nodes with {there}{may}, room for {self.room(cpus, gpus)}. Ask for less, or add nodes"
+            f"{_told(self.nodes)}{may}, room for {self.room(cpus, gpus)}. Ask for less, or add nodes"
         )
 
 
-def _times(has: tuple[float, float], cpus: float, gpus: float) -> int:
+def _told(nodes: list[Node]) -> str:
+    counts = {node: nodes.count(node) for node in nodes}
+    several = (f"{count} × " if count > 1 else "" for count in counts.values())
+    return ", ".join(f"{n}{c:g} CPU and {g:g} GPU" for n, (c, g) in zip(several, counts, strict=True)) or "no node"
+
+
+def _times(has: Node, cpus: float, gpus: float) -> int:
     parts = [int(amount / asked + 1e-9) for amount, asked in zip(has, (cpus, gpus), strict=True) if asked > 0]
     return min(parts, default=0)
+
+
+def worker_range(text: str) -> tuple[int, int]:
+    """Least and most processes in the option --workers."""
+    found = re.fullmatch(r"([1-9][0-9]*)(?::([1-9][0-9]*))?", text)
+    if found is None or int(found[1]) > int(found[2] or found[1]):
+        raise ConfigError(f"--workers is '{text}'; accepted: a number such as 4, or a range such as 2:8")
+    return int(found[1]), int(found[2] or found[1])
 
 
 @contextmanager
@@ -64,16 +82,19 @@ def connected(address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():  # inside a job of Ray's: whoever connected also leaves
         yield
         return
-    address = address or os.environ.get("RAY_ADDRESS") or None
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    _reach(address)
     options: Any = {"logging_level": "error"}
     try:
-        ray.init(address or "auto", **options)
-    except ConnectionError as error:
-        if address is not None:
+        ray.init(address, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if "multiple active Ray instances" in str(error):
             raise ConfigError(
-                f"no Ray cluster answers at {address} ({_first_line(error)}); start one with 'ray start --head', or "
-                "leave the address out to use this machine"
+                f"several Ray clusters run on this machine ({_first_line(error)}); say which with --address or "
+                "RAY_ADDRESS"
             ) from None
+        if address != "auto":
+            raise _unreachable(address, _first_line(error)) from None
         ray.init("local", include_dashboard=False, **options)
     try:
         yield
@@ -81,17 +102,58 @@ def connected(address: str | None = None) -> Iterator[None]:
         ray.shutdown()
 
 
+def _reach(address: str) -> None:
+    """Raises unless something listens at an address."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal():
+        raise ConfigError(
+            f"the address of the Ray cluster is '{address}'; accepted: host:port of a cluster that this machine is "
+            "part of; to one elsewhere, send a job: vcal submit ray --address http://host:8265 -- …"
+        )
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS):
+            return
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from None
+
+
+def _unreachable(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"no Ray cluster answers at {address} ({why}); start one with 'ray start --head', or leave the address out to "
+        "use this machine"
+    )
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def capacity() -> Capacity:
-    """What the cluster has."""
+    """What the cluster has, and what `ray up` may bring to it: Ray itself does not tell."""
     import ray
-    from ray._private.state import state
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    there = [(float(has.get("CPU", 0)), float(has.get("GPU", 0))) for has in nodes]
-    most = state.get_max_resources_from_cluster_config() or {}  # as Ray Train itself asks; None without an autoscaler
-    cpus, gpus = (max(sum(has[i] for has in there), float(most.get(name, 0))) for i, name in enumerate(("CPU", "GPU")))
-    return Capacity(there, (cpus, gpus))
+    has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    path = Path(BOOTSTRAP).expanduser()
+    return Capacity([_node(resources) for resources in has], planned(path) if path.is_file() else [])
+
+
+def planned(path: Path) -> list[Node]:
+    """The nodes that a cluster file allows at most."""
+    import yaml
+
+    try:
+        cluster = yaml.safe_load(path.read_text(encoding="utf-8"))
+        kinds, head = cluster["available_node_types"], cluster["head_node_type"]
+        nodes = [_node(kinds[head]["resources"])]
+        for name, kind in kinds.items():
+            if name != head:
+                nodes += [_node(kind["resources"])] * int(kind.get("max_workers", cluster["max_workers"]))
+        return nodes[: 1 + int(cluster["max_workers"])]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError):
+        return []  # of another kind, such as machines of one's own, which are all there from the start
+
+
+def _node(resources: dict[str, Any]) -> Node:
+    return float(resources.get("CPU", 0)), float(resources.get("GPU", 0))

@@ -10,16 +10,24 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import socket
 import uuid
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from jobs.ray_cluster import capacity
+from jobs.config import resolve
+from jobs.ray_cluster import Capacity, capacity
+from jobs.stopping import run_until_told
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError, Diverged, ModelError
-from vcal_dist.posterior import Posterior
+from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
+from vcal_dist.posterior import FILE, Posterior
+from vcal_dist.run_directory import refuse_held
 from vcal_dist.run_place import SCRATCH, RunPlace, run_place
 from vcal_dist.training import Say, look_ahead
 
+MARK, STARTED = "mark", "started"  # files of the driver and of the processes, by which they know of each other
+STOP = "stop"  # a file that tells the processes to write a checkpoint and end
 ERROR = "error.json"  # what training itself has met, beside Ray's own files: starting anew would only meet it again
 
 
@@ -38,39 +46,75 @@ def train_on_ray(
     There must be a connection to Ray. Without numbers, each process gets a GPU where the cluster has some and training
     may use them, and an even share of the CPUs.
     """
+    config = resolve(config)  # processes of Ray's have another working directory
     with run_place(config.output) as place:
         done = look_ahead(config, place, say)  # what is wrong is told before anything is started
         if done is not None:
             return done
-        resources = shares(config, workers, gpus_per_worker, cpus_per_worker)
-        say(f"{_count(workers)} on Ray with {resources['CPU']:g} CPU and {resources['GPU']:g} GPU each")
-        _remove_scratch(place)  # of an attempt that was killed
-        try:
-            _fit(config, place, workers, resources, retries, progress)
-            _raise_what_was_met(place)
-        finally:
-            _remove_scratch(place)
+        refuse_held(place.path)
+        resources = shares(config, capacity(), workers, gpus_per_worker, cpus_per_worker)
+        wanted = f"{_count(workers)} on Ray with {resources['CPU']:g} CPU and {resources['GPU']:g} GPU each"
+        say(wanted)
+        with attempt(place) as scratch:
+
+            def notice() -> None:
+                with contextlib.suppress(Exception):  # the next look will tell
+                    if not place.files.exists(f"{scratch}/{STARTED}"):
+                        say(f"still waiting for {wanted}; `ray status` tells what the cluster does")
+
+            try:
+                trainer = _trainer(config, place, scratch, workers, resources, retries, progress)
+                run_until_told(
+                    partial(_fit, trainer, place, scratch, retries),
+                    lambda: place.files.pipe_file(f"{scratch}/{STOP}", b""),
+                    place.url,
+                    notice,
+                )
+            except Preempted:
+                if not place.has(FILE):  # else it came too late
+                    raise
+            _raise_what_was_met(place, scratch)
         place.fetch()
         return Posterior.load(place.path)
 
 
+@contextlib.contextmanager
+def attempt(place: RunPlace) -> Iterator[str]:
+    """A folder beside the run for Ray's own files, and for what the driver and the processes tell each other.
+
+    Each attempt has its own: nothing of one that was killed, or still runs elsewhere, is taken for this one's.
+    """
+    scratch = f"{place.root}/{SCRATCH}/attempt-{uuid.uuid4().hex[:8]}"
+    place.files.makedirs(scratch, exist_ok=True)
+    place.files.pipe_file(f"{scratch}/{MARK}", b"")
+    try:
+        yield scratch
+    finally:
+        try:
+            # What a killed attempt has left goes too, where the lock says that no other is under way.
+            place.files.rm(scratch if place.remote else f"{place.root}/{SCRATCH}", recursive=True)
+        except Exception as error:  # the result does not depend on it
+            logging.getLogger("vcal_dist").warning("cannot remove %s: %s", scratch, error)
+
+
 def shares(
-    config: Config, workers: tuple[int, int], gpus_per_worker: float | None, cpus_per_worker: int | None
+    config: Config,
+    has: Capacity,
+    workers: tuple[int, int],
+    gpus_per_worker: float | None,
+    cpus_per_worker: int | None,
 ) -> dict[str, float]:
     """CPUs and GPUs of a process; refuses what the cluster cannot have."""
     least, most = workers
-    if not 1 <= least <= most:
-        raise ConfigError(f"workers is {least}:{most}; accepted: one or more, and the first at most the second")
-    has = capacity()
     gpus = gpus_per_worker
     if gpus is None:
-        gpus = 1.0 if has.most[1] >= 1 and config.devices.accelerator != "cpu" else 0.0
+        gpus = 1.0 if has.room(0, 1) and config.devices.accelerator != "cpu" else 0.0
     if not 0 <= gpus <= 1:
         raise ConfigError(f"gpus-per-worker is {gpus:g}; a process uses one GPU at most: ask for more workers")
     if gpus == 0 and config.devices.accelerator == "gpu":
         raise ConfigError("devices.accelerator is 'gpu', but processes get no GPU; give --gpus-per-worker 1")
     has.refuse("training", least, cpus_per_worker or 1, gpus)
-    cpus = cpus_per_worker or has.share(min(most, has.room(1, gpus)), gpus)
+    cpus = cpus_per_worker or has.share(has.suited(least, most, gpus), gpus)
     return {"CPU": float(cpus), "GPU": float(gpus)}
 
 
@@ -81,69 +125,78 @@ def _count(workers: tuple[int, int]) -> str:
     return "1 process" if most == 1 else f"{most} processes"
 
 
-def _fit(
+def _trainer(
     config: Config,
     place: RunPlace,
+    scratch: str,
     workers: tuple[int, int],
     resources: dict[str, float],
     retries: int,
     progress: bool,
-) -> None:
+) -> Any:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-    from ray.train.v2.api.exceptions import TrainingFailedError
 
-    backend = config.devices.backend
+    backend, cpus = config.devices.backend, int(resources["CPU"])
     filesystem: Any = None
     if place.remote:
         from pyarrow.fs import FSSpecHandler, PyFileSystem
 
         filesystem = PyFileSystem(FSSpecHandler(place.files))  # the same credentials and endpoint as for our own files
     start: Any = TorchTrainer  # its types still tell of the classes before Train V2
-    trainer = start(
+    gpus = resources["GPU"]
+    # Processes that share a GPU cannot use NCCL.
+    chosen = backend if backend != "auto" else "nccl" if gpus == 1 else "gloo"
+    return start(
         _work,
-        train_loop_config={"config": config.plain(), "gpus": resources["GPU"], "progress": progress},
-        torch_config=TorchConfig(backend=("nccl" if resources["GPU"] else "gloo") if backend == "auto" else backend),
+        train_loop_config={
+            "config": config.plain(),
+            "scratch": scratch,
+            "gpus": gpus,
+            "cpus": cpus,
+            "progress": progress,
+        },
+        torch_config=TorchConfig(backend=chosen),
         scaling_config=ScalingConfig(
             num_workers=workers[0] if workers[0] == workers[1] else workers,
             use_gpu=resources["GPU"] > 0,
             resources_per_worker={name: amount for name, amount in resources.items() if amount},
         ),
         run_config=RunConfig(
-            name=f"attempt-{uuid.uuid4().hex[:8]}",  # with a name from before Ray would go on in its own way
-            storage_path=f"{place.root}/{SCRATCH}",
+            name="train",
+            storage_path=scratch,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=retries),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
+
+
+def _fit(trainer: Any, place: RunPlace, scratch: str, retries: int) -> None:
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        _raise_what_was_met(place)
+        _raise_what_was_met(place, scratch)
         raise ModelError(
-            f"training on Ray failed {retries + 1} times, the last time with: {_last_line(error)}. The same command "
-            "goes on from the last checkpoint"
+            f"training on Ray failed, after at most {retries} new start(s), with: {_last_line(error)}. The same "
+            "command goes on from the last checkpoint"
         ) from error
 
 
 def _last_line(error: Exception) -> str:
-    failures = getattr(error, "worker_failures", None) or {}
-    text = str(next(iter(failures.values()), error)).strip()
-    return text.splitlines()[-1] if text else type(error).__name__
+    """What the processes failed with; one of them lost its connection to another that failed first."""
+    failures = getattr(error, "worker_failures", None) or {0: error}
+    lines = [text.splitlines()[-1] for text in (str(failure).strip() for failure in failures.values()) if text]
+    return next((line for line in lines if "onnection" not in line), next(iter(lines), type(error).__name__))
 
 
-def _raise_what_was_met(place: RunPlace) -> None:
+def _raise_what_was_met(place: RunPlace, scratch: str) -> None:
     """Raises the error of training itself, if it was written down."""
     with contextlib.suppress(FileNotFoundError):
-        found = json.loads(place.files.cat_file(f"{place.root}/{SCRATCH}/{ERROR}"))
-        kinds = {"ConfigError": ConfigError, "Diverged": Diverged}
-        raise kinds.get(found["kind"], ModelError)(found["message"])
-
-
-def _remove_scratch(place: RunPlace) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        place.files.rm(f"{place.root}/{SCRATCH}", recursive=True)
+        found = json.loads(place.files.cat_file(f"{scratch}/{ERROR}"))
+        raise (Diverged if found["kind"] == "Diverged" else ModelError)(found["message"])
 
 
 def _work(arguments: dict[str, Any]) -> None:
@@ -153,7 +206,7 @@ def _work(arguments: dict[str, Any]) -> None:
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
 
     from jobs.commands.train import say
-    from storage.errors import VcalError
+    from jobs.stopping import StopWhenAsked
     from vcal_dist.strategy import Launched, Unwrapped
     from vcal_dist.training import train
 
@@ -168,14 +221,31 @@ def _work(arguments: dict[str, Any]) -> None:
         Strategy(),  # type: ignore[no-untyped-call]
         RayLightningEnvironment(),
         "gpu" if arguments["gpus"] else "cpu",
+        arguments["cpus"],
     )
     with run_place(config.output) as place:
-        met = f"{place.root}/{SCRATCH}/{ERROR}"
-        if place.files.exists(met):  # by the attempt before this one
+        started, met, stop = (f"{arguments['scratch']}/{name}" for name in (STARTED, ERROR, STOP))
+        if not place.files.exists(f"{arguments['scratch']}/{MARK}"):
+            raise ConfigError(
+                f"the node {socket.gethostname()} does not see {place.url} as the driver does; output and store must "
+                "be on a file system that all nodes share, or at s3:// URLs"
+            )
+        if place.files.exists(met):  # by this one, before it was started anew
             return
+        place.files.pipe_file(started, b"")
+
+        def is_told() -> bool:
+            try:
+                return bool(place.files.exists(stop))
+            except Exception:  # an object store that does not answer now
+                return False
+
         try:
-            train(config, progress=arguments["progress"], say=say, launched=launched)
-        except VcalError as error:
+            asked = StopWhenAsked(is_told, 5.0 if place.remote else 1.0)
+            train(config, progress=arguments["progress"], say=say, callbacks=[asked], launched=launched)
+        except Preempted:  # all processes alike
+            return
+        except ModelError as error:  # of the model or its data: it would come again
             place.files.pipe_file(met, json.dumps({"kind": type(error).__name__, "message": str(error)}).encode())
             if not isinstance(error, Diverged):  # that comes to all processes alike; of others, some may be waiting
                 raise

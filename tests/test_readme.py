@@ -8,8 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_the_readme_runs(root: Path, tmp_path: Path) -> None:
+from tests.ray_kit import RayHead
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_readme_runs(root: Path, tmp_path: Path, ray_head: RayHead) -> None:
     text = (root / "README.md").read_text()
     blocks = re.findall(r"(.*?)^```(\w+)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert {kind for _, kind, _ in blocks} == {"console", "yaml", "python", "bash"}
@@ -26,10 +32,10 @@ def test_the_readme_runs(root: Path, tmp_path: Path) -> None:
         done = subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+            env={**ray_head.env, "PATH": path, "RAY_ADDRESS": ray_head.address},  # one that runs already
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 

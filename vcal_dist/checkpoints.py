@@ -28,7 +28,7 @@ from vcal_dist.phases import Descent
 from vcal_dist.schedule import Schedule, leaves
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Checkpoints(Callback):

@@ -11,6 +11,8 @@ from torch import Tensor
 from vcal_dist.batches import Runs, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import posterior
+from vcal_dist.collective import sum_over_ranks, world_size
+from vcal_dist.errors import ConfigError
 from vcal_dist.fullrank import FullRank
 from vcal_dist.initialise import start_model
 from vcal_dist.objective import runs_gram
@@ -67,6 +69,19 @@ class CalibrationModule(LightningModule):
             self.schedule.start()
         else:
             self.schedule.load(self.resumed)
+        self._agree()
+
+    def _agree(self) -> None:
+        """All processes go on from the same batch: each has read the checkpoint by itself."""
+        schedule = self.schedule
+        here = torch.tensor([schedule.steps, schedule.number, schedule.batch], dtype=torch.float64, device=self.device)
+        (total,) = sum_over_ranks([here])
+        (different,) = sum_over_ranks([(total != here * world_size()).double().sum()])
+        if float(different):
+            raise ConfigError(
+                f"this process goes on after step {schedule.steps}, others after another: they have not read the same "
+                "checkpoint. Start them again; if it comes back, the output is not on a file system that they share"
+            )
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step of a stage, or one block of a pass."""

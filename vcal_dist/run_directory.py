@@ -66,8 +66,9 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
     Other processes than the `first` wait until it has begun the run: the rows are the same for all of them.
     """
     run = place.path
-    refuse_foreign(run)
-    if not first:
+    if first:
+        refuse_foreign(run)
+    else:
         wait(lambda: place.has(ROWS), f"begin the run in {place.url}")
         store.refresh()
     place.fetch()
@@ -125,6 +126,13 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
     if not (run / ROWS).exists():  # the last: others wait for it
         found = dict(zip(("runs", "observations"), rows, strict=True))
         write_durably(run / ROWS, (json.dumps(found) + "\n").encode())
+
+
+def refuse_held(run: Path) -> None:
+    """Raises if another process is training there."""
+    if (run / LOCK).exists():
+        with held(run):
+            pass
 
 
 @contextlib.contextmanager

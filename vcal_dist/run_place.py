@@ -47,7 +47,7 @@ class RunPlace:
                     self._sent[name] = _stamp(target)
         except FileNotFoundError:
             return
-        except OSError as error:
+        except Exception as error:  # every file system has its own
             raise ConfigError(
                 f"cannot read the run at {self.url}: {error}; check the address and the credentials"
             ) from error
@@ -57,14 +57,15 @@ class RunPlace:
         if not self.remote:
             return
         names = [str(file.relative_to(self.path)) for file in self.path.rglob("*") if file.is_file()]
-        for name in sorted(names, key=lambda name: (name == FILE, name)):  # where the posterior is, the run is done
+        # Where the posterior is, the run is done; where a checkpoint is, so is what was recorded before it.
+        for name in sorted(names, key=lambda name: (name == FILE, name.startswith("checkpoints/"), name)):
             file = self.path / name
             stamp = _stamp(file)
             if file.name in STAYS or file.suffix == ".partial" or self._sent.get(name) == stamp:
                 continue
             try:
                 self.files.put_file(str(file), f"{self.root}/{name}")
-            except OSError as error:
+            except Exception as error:
                 if must:
                     raise ConfigError(
                         f"cannot write {self.url}/{name}: {error}; check the address and the credentials"

@@ -33,3 +33,4 @@ class Launched(NamedTuple):
     strategy: DDPStrategy
     environment: ClusterEnvironment
     accelerator: str
+    threads: int  # of each process, unless the configuration says

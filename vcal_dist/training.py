@@ -21,6 +21,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from storage.errors import StoreError
 from storage.store import Store, exists, open_store
 from vcal_dist.allocation import keep_pages
 from vcal_dist.assessment import assess_observations, assess_runs
@@ -41,11 +42,12 @@ from vcal_dist.records import Records
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
 from vcal_dist.run_directory import CHECKPOINTS, begin, held, look, versions, wait
 from vcal_dist.run_place import RunPlace, run_place
+from vcal_dist.schedule import Schedule
 from vcal_dist.stages import choose
 from vcal_dist.strategy import DataParallel, Launched
-from vcal_dist.work import Fitted
+from vcal_dist.work import Fitted, Work
 
-PATIENCE = 30.0  # seconds until processes of an attempt that failed are gone
+PATIENCE = 120.0  # seconds until processes of an attempt that failed are gone, and a node's locks with it
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Say = Callable[[str], None]
 
@@ -129,6 +131,25 @@ def _train(
         posterior.save(run)
         place.send()
     return posterior
+
+
+def moment(config: Config) -> dict[str, Any]:
+    """The assessment of what the last checkpoint holds, as training would end with it there: of `meanfield` only.
+
+    Other weights have no q(θ̃, w) before their last phases. What it says of rows that are left out one by one, and not
+    held out, means something only once q has learned from them.
+    """
+    with run_place(config.output) as place:
+        store = open_or_make(config)
+        rows, state = look(config, place, store)
+    if config.fit.weights != "meanfield" or state is None:
+        what = "no checkpoint" if state is None else f"weights '{config.fit.weights}'; only meanfield can be judged"
+        raise ConfigError(f"the run in {config.output} cannot be judged before it is done: it has {what}")
+    prepared = prepare(config, store.first(*rows))
+    work = Work(prepared.model, config.fit, prepared.totals, config.seed, None)
+    Schedule(work).load(state["schedule"])
+    assert work.found.q is not None
+    return assess(prepared, Fitted(work.model, [work.found.q], torch.zeros(1, dtype=torch.float64)))
 
 
 def is_first() -> bool:
@@ -232,7 +253,7 @@ def fit(
         used.append(checkpoints)
     if progress:
         used.append(Progress(records))
-    with threads(config.devices), quiet():
+    with threads(config.devices, launched), quiet():
         trainer = make_trainer(config.devices, used, run, launched)
         try:
             trainer.fit(module, datamodule=data)
@@ -363,18 +384,25 @@ def open_or_make(config: Config, *, first: bool = True) -> Store:
 
     if not made():
         if first:
-            return borehole.make_store(config.store, asked.runs, asked.observations, seed=asked.seed)
+            try:
+                return borehole.make_store(config.store, asked.runs, asked.observations, seed=asked.seed)
+            except StoreError:
+                other = exists(config.store) and open_store(config.store).runs.rows > 0 and not made()
+                if other or not exists(config.store):
+                    raise  # else another training makes it, which began at the same moment
         wait(made, f"make the store {config.store}")
     return open_store(config.store)
 
 
 @contextmanager
-def threads(devices: DeviceSettings) -> Iterator[None]:
+def threads(devices: DeviceSettings, launched: Launched | None = None) -> Iterator[None]:
     """So many threads of this process as were asked for; processes on one machine share its cores."""
     keep_pages()
     before = torch.get_num_threads()
     count = devices.threads
-    if count is None and isinstance(devices.devices, int) and devices.devices > 1:
+    if count is None and launched is not None:
+        count = launched.threads
+    elif count is None and isinstance(devices.devices, int) and devices.devices > 1:
         count = max(1, len(os.sched_getaffinity(0)) // devices.devices)
     if count is not None:
         torch.set_num_threads(count)

@@ -79,11 +79,11 @@ def warn(asked: Request) -> None:
 
 
 def show(job: RayJob) -> None:
-    """All that would be sent, to the letter."""
+    """All that would be sent, to the letter but for the values of variables."""
     from jobs.submission.parcel import CONFIG, sizes
 
     lines = [f"address     {job.address}", f"name        {job.name}", f"entrypoint  {job.entrypoint}"]
-    lines += [f"variable    {name}={value}" for name, value in job.env.items()]
+    lines += [f"variable    {name}=…" for name in job.env]  # a value may be a secret
     lines += [f"file        {name} ({size(count)})" for name, count in sizes(job.files).items()]
     text = job.files[CONFIG]
     assert isinstance(text, bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,7 +12,19 @@ from jobs.console import number, print_json, stderr, stdout, table
 
 if TYPE_CHECKING:
     from vcal_dist.config import Config
+    from vcal_dist.errors import Preempted
     from vcal_dist.posterior import Posterior
+
+RETRIES = 3
+
+
+def _checked_workers(workers: str | None) -> str | None:
+    """Here, so that a request to run elsewhere is checked where it is made."""
+    if workers is not None:
+        from jobs.ray_cluster import worker_range
+
+        worker_range(workers)
+    return workers
 
 
 def train(
@@ -27,6 +39,30 @@ def train(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of configurations, for editors, and exit.")
     ] = False,
+    on: Annotated[
+        Literal["here", "ray"], typer.Option("--on", help="This machine, or a Ray cluster.", show_default=True)
+    ] = "here",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster, as host:port; unless given RAY_ADDRESS, one that runs here, or a new one."),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|MIN:MAX",
+            help="Processes on Ray; from MIN to MAX as the cluster has room. [1]",
+            callback=_checked_workers,
+        ),
+    ] = None,
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(help="GPUs of each process on Ray. [1 where the cluster has GPUs]")
+    ] = None,
+    cpus_per_worker: Annotated[
+        int | None, typer.Option(min=1, help="CPUs of each process on Ray. [what the cluster has, shared out]")
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="How often training on Ray goes on after a process or a node died. [3]")
+    ] = None,
 ) -> None:
     """Train a calibration and write its posterior; the same command again goes on where it stopped.
 
@@ -44,7 +80,20 @@ def train(
             "a configuration file is needed; see jobs/configs/borehole.yaml for one", param_hint="CONFIG"
         )
     settings = load(config, overrides or [])
-    posterior = trained(settings)
+    only_ray = {
+        "--address": address,
+        "--workers": workers,
+        "--gpus-per-worker": gpus_per_worker,
+        "--cpus-per-worker": cpus_per_worker,
+        "--retries": retries,
+    }
+    if on == "ray":
+        posterior: Posterior | None = on_ray(settings, address, workers, gpus_per_worker, cpus_per_worker, retries)
+    else:
+        for option, value in only_ray.items():
+            if value is not None:
+                raise typer.BadParameter("is for training on Ray; add --on ray", param_hint=option)
+        posterior = trained(settings)
     if posterior is None:
         return
     if json:
@@ -59,7 +108,7 @@ def trained(config: Config) -> Posterior | None:
     What ends all processes alike is said by the first alone. The others end well: Lightning kills the first one if
     another fails while it is still there.
     """
-    from vcal_dist.errors import INTERRUPTED, PREEMPTED, Diverged, Preempted
+    from vcal_dist.errors import Diverged, Preempted
     from vcal_dist.training import is_first
     from vcal_dist.training import train as run
 
@@ -70,9 +119,45 @@ def trained(config: Config) -> Posterior | None:
             return None
         if isinstance(stopped, Diverged):
             raise
-        stderr().print(str(stopped), style="yellow")
-        raise typer.Exit(INTERRUPTED if stopped.signal == signal.SIGINT else PREEMPTED) from None
+        raise told(stopped) from None
     return posterior if is_first() else None
+
+
+def told(stopped: Preempted) -> typer.Exit:
+    """Says that training was stopped; the exit with its status."""
+    from vcal_dist.errors import INTERRUPTED, PREEMPTED
+
+    stderr().print(str(stopped), style="yellow")
+    return typer.Exit(INTERRUPTED if stopped.signal == signal.SIGINT else PREEMPTED)
+
+
+def on_ray(
+    config: Config,
+    address: str | None,
+    workers: str | None,
+    gpus_per_worker: float | None,
+    cpus_per_worker: int | None,
+    retries: int | None,
+) -> Posterior:
+    """The posterior, trained on a Ray cluster."""
+    from jobs.ray_cluster import connected, worker_range
+
+    asked = worker_range(workers or "1")
+    with connected(address):
+        from jobs.ray_training import train_on_ray
+        from vcal_dist.errors import Preempted
+
+        try:
+            return train_on_ray(
+                config,
+                workers=asked,
+                gpus_per_worker=gpus_per_worker,
+                cpus_per_worker=cpus_per_worker,
+                retries=RETRIES if retries is None else retries,
+                say=say,
+            )
+        except Preempted as stopped:
+            raise told(stopped) from None
 
 
 def say(line: str) -> None:

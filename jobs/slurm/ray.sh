@@ -15,17 +15,21 @@ source "$scripts/start.sh"
 
 # Several jobs may share a node: ports from the job's number, files in a folder of its own.
 read -r address _ < <(getent ahostsv4 "$address")
+# A node may know its own name as the loopback's.
+if [[ -z ${address-} || ($address == 127.* && $SLURM_JOB_NUM_NODES -gt 1) ]]; then
+    read -r address _ < <(hostname -I)
+fi
 address="$address:$((25000 + SLURM_JOB_ID % 2300 * 3))"
 folder="/tmp/vcal-ray-$SLURM_JOB_ID"
 
-srun --overlap --ntasks-per-node=1 bash "$scripts/ray_node.sh" "$programs" "$address" "$folder" &
+srun --overlap --ntasks-per-node=1 --cpu-bind=none bash "$scripts/ray_node.sh" "$programs" "$address" "$folder" &
 status=1
 if "$programs/python" -m jobs.submission.ray_nodes "$address" "$SLURM_JOB_NUM_NODES" "$!"; then
     srun --overlap --nodes=1 --ntasks=1 bash "$scripts/task.sh" "$@" --address "$address"
     status=$?
 fi
 echo "stopping Ray"
-scancel --signal=KILL "$SLURM_JOB_ID.0"
+scancel --signal=KILL "$SLURM_JOB_ID.$(<"$folder/step")"
 wait
 srun --overlap --ntasks-per-node=1 rm -rf -- "$folder"
 exec bash "$scripts/end.sh" "$status"

@@ -3,6 +3,8 @@
 set -uo pipefail
 trap : TERM # `vcal` is told at the same time; Ray must be there until it has written
 programs=$1 address=$2 folder=$3
+mkdir -p "$folder"
+echo "$SLURM_STEP_ID" >"$folder/step" # for the batch script, which ends it
 node=$SLURM_NODEID cpus=$SLURM_CPUS_ON_NODE gpus=${SLURM_GPUS_ON_NODE:-0}
 unset "${!SLURM_@}" # Lightning in Ray's processes would take itself for a task of SLURM
 
@@ -16,7 +18,6 @@ if ((node == 0)); then
 else
     options+=(--address="$address")
 fi
-mkdir -p "$folder"
 ray start "${options[@]}" >"$folder/start-$node.log" 2>&1
 cat "$folder/start-$node.log" >&2 # it only ends by itself when it fails
 exit 1

@@ -135,6 +135,8 @@ def _sized(request: Request, pods: Pods) -> tuple[Request, tuple[int, int]]:
     for option in ("--address", "--trial"):
         if option in given:
             raise ConfigError(f"{option} cannot go to Kubernetes: a job runs there on a Ray cluster of its own")
+    if given.get("--on") == "here":
+        raise ConfigError("--on here cannot go to Kubernetes: the head has no CPU to train with; leave it out")
     each = max(1, pods.gpus)
     if request.command == "sweep":  # decides itself how many trials find room; one at least must
         settings = request.plain["sweep"]
@@ -153,7 +155,7 @@ def _sized(request: Request, pods: Pods) -> tuple[Request, tuple[int, int]]:
         gpus = pods.gpus > 0 and accelerator != "cpu"
     replicas = (pods.workers,) * 2 if pods.workers else (-(-least // each), -(-most // each))
     # Told here, and not by the job when images are loaded and pods run.
-    has = Capacity([(pods.cpus, pods.gpus)] * replicas[1], (pods.cpus * replicas[1], pods.gpus * replicas[1]))
+    has = Capacity([(pods.cpus, pods.gpus)] * replicas[1], [])
     has.refuse(request.command, least, cpus, float(gpus))
     return request, replicas
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -637,7 +638,7 @@ def test_a_name_may_hold_a_sign_of_equality() -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_what_is_no_finished_run_is_said(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+def test_what_is_no_finished_run_is_said(capsys: pytest.CaptureFixture[str], place: Path, s3_url: str) -> None:
     Path("folder").mkdir()
     Path("folder/notes.txt").write_text("")
     for path, said in (
@@ -645,7 +646,7 @@ def test_what_is_no_finished_run_is_said(capsys: pytest.CaptureFixture[str], pla
         ("data.zarr", "data.zarr is a store of data, not a run; train one from it with: vcal train"),
         ("folder", "folder is not a run: it has neither posterior.safetensors nor config.yaml, but notes.txt"),
         ("at.csv", "at.csv is not a whole safetensors file"),
-        ("s3://bucket/run", "a run is a local directory"),
+        (f"{s3_url}/nothing", f"there is no run at {s3_url}/nothing"),
     ):
         assert said in refused(capsys, 1, path, "--at", "at.csv")
     begun = Path("begun")
@@ -655,6 +656,16 @@ def test_what_is_no_finished_run_is_said(capsys: pytest.CaptureFixture[str], pla
     said = refused(capsys, 1, "begun", "--at", "at.csv")
     assert "the run in begun is not finished: no checkpoint yet" in said
     assert "go on with: vcal train begun/config.yaml output=begun" in said  # it lies elsewhere than where it began
+
+
+@pytest.mark.usefixtures("files")
+def test_a_run_may_lie_in_an_object_store(capsys: pytest.CaptureFixture[str], s3_url: str) -> None:
+    fsspec.filesystem("s3").put("run", f"{s3_url}/predicted", recursive=True)
+    printed = []
+    for run in ("run", f"{s3_url}/predicted"):
+        assert vcal("predict", run, "--at", "at.csv", "--json") == 0
+        printed.append(json.loads(capsys.readouterr().out) | {"run": None})
+    assert printed[0] == printed[1]
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ def test_a_preempted_job_goes_on_from_its_checkpoint(
     slurm: Slurm, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_store(here / "store.zarr")
-    steps = 1500
+    steps = 4000
     long = {"fit": {"emulator": {"steps": steps}}, "checkpoints": {"every_steps": 20}, "record_every": 10}
     config = write_config(here, **long)
     assert vcal("submit", "slurm", "--", "train", config) == 0
@@ -321,4 +321,6 @@ def test_training_on_ray_inside_a_job(slurm: Slurm, here: Path) -> None:
     config = write_config(here)
     assert vcal("submit", "slurm", "--wait", "--", "train", config, "--on", "ray") == 0, log_of(here)
     assert (here / "run" / "posterior.safetensors").exists()
-    assert not list(Path("/tmp").glob("vcal-ray-*"))
+    numbers = [log.stem.rpartition("-")[2] for log in here.glob("run.slurm-*.log")]
+    assert len(numbers) == 1
+    assert not Path(f"/tmp/vcal-ray-{numbers[0]}").exists()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from storage.store import open_store
-from tests.vcal_dist.training_kit import config, make_store
+from storage.store import create, open_store
+from tests.vcal_dist.training_kit import append, config, generate, make_store, problem
 from vcal_dist import training
 from vcal_dist.analytic import ExactPosterior
 from vcal_dist.errors import Diverged, ModelError
@@ -63,6 +63,19 @@ def test_hidden_layers_pay_for_what_they_have_learned(tmp_path: Path) -> None:
     assert paid > 1
     of_modes = np.logaddexp.reduce([closing.log_evidence for closing in found.closings])
     assert found.bound == pytest.approx(found.log_evidence_runs + of_modes - paid, rel=1e-5)
+
+
+def test_it_counts_in_the_units_of_the_user(tmp_path: Path) -> None:
+    """So that outputs with different transforms can be compared: the density of 10·z is a tenth of that of z."""
+    bounds = []
+    for factor in (1.0, 10.0):
+        arrays = generate(450, 60)
+        arrays |= {name: factor * arrays[name] for name in ("z", "y")}
+        store = create(tmp_path / f"{factor}.zarr", problem(), dtype="float64")
+        append(store, arrays)
+        posterior = train(config(store.url, tmp_path / f"{factor}", devices={"precision": "float64"}), progress=False)
+        bounds.append(posterior.record["bound"])
+    assert bounds[1] == pytest.approx(bounds[0] - (428 + 60) * np.log(10), abs=1e-4)
 
 
 def test_training_can_begin_at_a_theta_of_the_users(tmp_path: Path) -> None:

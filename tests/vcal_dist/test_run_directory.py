@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -376,3 +377,18 @@ def test_only_rows_with_a_known_output_are_kept_out(tmp_path: Path) -> None:
     posterior = train(config(tmp_path / "s.zarr", tmp_path / "run"), progress=False)
     assert posterior.record["assessment"]["observations"]["rows"] <= 2
     assert posterior.record["rows"]["observations"] == 500
+
+
+def test_trainings_that_begin_at_the_same_moment_make_one_store(tmp_path: Path) -> None:
+    asked = config(tmp_path / "s.zarr", tmp_path / "run", generate={"runs": 3000, "observations": 40})
+    begin_together = threading.Barrier(4)
+
+    def make() -> tuple[int, int]:
+        begin_together.wait()
+        store = open_or_make(asked)
+        return store.runs.rows, store.observations.rows
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [one.result() for one in [pool.submit(make) for _ in range(4)]]
+    assert found == [(3000, 40)] * 4
+    assert open_store(tmp_path / "s.zarr").runs.rows == 3000

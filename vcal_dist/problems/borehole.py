@@ -135,6 +135,8 @@ def make_store(url: str | Path, runs: int, observations: int, seed: int) -> Stor
         raise StoreError(f"there is already a store with other data at {url}; choose another path, or delete it")
     data = generate(runs, observations, seed)
     with store.writer({"runs": runs, "observations": observations}) as writers:
+        if any(writer.start for writer in writers.values()):  # another process was faster
+            raise StoreError(f"another process has just written rows to {url}")
         for table, arrays in (("runs", (data.x_runs, data.t, data.z)), ("observations", (data.x, data.y))):
             for array, rows in zip(writers[table].arrays.values(), arrays, strict=True):
                 array[:] = rows

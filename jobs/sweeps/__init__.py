@@ -1,0 +1,1 @@
+"""Sweeps: many trainings with settings from a space, on Ray Tune."""
