@@ -16,7 +16,7 @@ import contextlib
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
         store.refresh()
     place.fetch()
     if (run / CONFIG).exists():
-        _compare(config, run)
+        compare(run / CONFIG, config.plain(), f"the run in {run}")
     rows = (store.runs.rows, store.observations.rows)
     if not (run / ROWS).exists():
         return Before(rows, None)
@@ -121,7 +121,7 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
         for left in run.glob(pattern):  # half-written by a process that was killed
             left.unlink(missing_ok=True)
     if not (run / CONFIG).exists():
-        write_durably(run / CONFIG, _yaml(config.plain()).encode())
+        write_durably(run / CONFIG, as_yaml(config.plain()))
     write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
     if not (run / ROWS).exists():  # the last: others wait for it
         found = dict(zip(("runs", "observations"), rows, strict=True))
@@ -136,7 +136,7 @@ def refuse_held(run: Path) -> None:
 
 
 @contextlib.contextmanager
-def held(run: Path, patience: float = 0.0) -> Iterator[None]:
+def held(run: Path, patience: float = 0.0, name: str = LOCK) -> Iterator[None]:
     """Makes the directory, and keeps it for one process that writes; the lock falls with its holder.
 
     `patience` is how many seconds a holder may take to end.
@@ -144,7 +144,7 @@ def held(run: Path, patience: float = 0.0) -> Iterator[None]:
     import filelock
 
     run.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(run / LOCK)
+    lock = filelock.FileLock(run / name)
     with contextlib.suppress(NotImplementedError):  # a file system without locks
         try:
             lock.acquire(timeout=patience)
@@ -165,17 +165,18 @@ def wait(done: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def _compare(config: Config, run: Path) -> None:
-    before = _read(run / CONFIG)
-    now = yaml.safe_load(_yaml(config.plain()))
+def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = FREE) -> None:
+    """Raises if a file holds another configuration than the plain one, but for keys that may change."""
+    before = _read(path)
+    now = yaml.safe_load(as_yaml(plain))
     changed = [
         f"  {key}: {old!r} before, {new!r} now"
         for key, old, new in _differences(before, now)
-        if not any(key == free or key.startswith(f"{free}.") for free in FREE)
+        if not any(key == name or key.startswith(f"{name}.") for name in free)
     ]
     if changed:
         raise ConfigError(
-            f"the run in {run} was begun with another configuration:\n"
+            f"{what} was begun with another configuration:\n"
             + "\n".join(changed)
             + "\nChoose another output, or delete that directory to begin anew."
         )
@@ -207,9 +208,10 @@ def _differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, A
     return [] if before == now else [(key, before, now)]
 
 
-def _yaml(plain: dict[str, Any]) -> str:
+def as_yaml(plain: dict[str, Any]) -> bytes:
+    """Plain data as a file."""
     text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    return text
+    return text.encode()
 
 
 def versions() -> dict[str, str]:

@@ -18,7 +18,6 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from ray import tune
 
-from jobs.sweeps.directory import as_yaml
 from jobs.sweeps.resources import Share
 from jobs.sweeps.settings import Sweep
 from jobs.sweeps.space import placed
@@ -31,7 +30,7 @@ from vcal_dist.config import Config
 from vcal_dist.errors import ModelError, Preempted
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import LinAlgError
-from vcal_dist.run_directory import CONFIG, LOCK
+from vcal_dist.run_directory import CONFIG, LOCK, as_yaml
 from vcal_dist.stages import meanfield_stages
 from vcal_dist.training import moment
 from vcal_dist.weights import MeanField

@@ -11,13 +11,12 @@ from typing import Any
 
 import yaml
 
-from jobs.sweeps.directory import as_yaml
 from jobs.sweeps.plot import plot
 from jobs.sweeps.settings import Sweep
 from jobs.sweeps.trial import Folder, Trial, read_trials
 from storage.places import write_durably
 from vcal_dist.posterior import FILE, Posterior
-from vcal_dist.run_directory import CONFIG, LOCK
+from vcal_dist.run_directory import CONFIG, LOCK, as_yaml
 
 TABLE, PICTURE, BEST_CONFIG, BEST, MIXTURE = "trials.csv", "sweep.png", "best.yaml", "best", "mixture"
 CHANGED = b"""\

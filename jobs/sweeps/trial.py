@@ -22,6 +22,7 @@ from jobs.sweeps.settings import Sweep
 from storage.places import write_durably
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.run_directory import held
 
 if TYPE_CHECKING:
     from vcal_dist.posterior import Posterior
@@ -112,18 +113,8 @@ class Folder:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keeps the trial for one process; that of an interrupted sweep may take a while to end."""
-        import filelock
-
-        lock = filelock.FileLock(self.path / LOCK)
-        with contextlib.suppress(NotImplementedError):  # a file system without locks
-            try:
-                lock.acquire(timeout=PATIENCE)
-            except filelock.Timeout:
-                raise ConfigError(f"another process is at work on the trial in {self.path}; wait for it") from None
-        try:
+        with held(self.path, PATIENCE, LOCK):
             yield
-        finally:
-            lock.release()
 
 
 def read_trials(sweep: Sweep) -> list[Trial]:
