@@ -57,9 +57,9 @@ def s3_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def ray_head(s3_url: str) -> Iterator[RayHead]:
     """A Ray cluster of one node on this machine, one for all tests: starting it takes seconds."""
-    from tests.ray_kit import RayHead, a_token
+    from tests.ray_kit import RayHead
 
-    head = RayHead(a_token())  # its main port is open to the network, whatever address it is given
+    head = RayHead()  # without a token: Ray decides once in a process whether it brings one
     try:
         yield head.start()
     finally:

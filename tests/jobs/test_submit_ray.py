@@ -343,12 +343,14 @@ def test_a_dry_run_touches_nothing_and_names_are_unique(
 ) -> None:
     names = set()
     for _ in range(3):
-        assert vcal("submit", "ray", "--dry-run", "--", "train", config, "output=a b", "--workers", "1 ; ls") == 0
+        assert vcal("submit", "ray", "--dry-run", "--", "train", config, "output=a b", "--workers", "1:3") == 0
         lines = capsys.readouterr().out.splitlines()
         names.add(lines[1].removeprefix("name        "))
-        assert shlex.split(lines[2])[1:] == ["vcal", "train", "config.yaml", "--on", "ray", "--workers", "1 ; ls"]
+        assert shlex.split(lines[2])[1:] == ["vcal", "train", "config.yaml", "--on", "ray", "--workers", "1:3"]
     assert len(names) == 3
     assert all(ray_jobs.NAME.fullmatch(name) and name.startswith("vcal-a-b-2") for name in names)
+    assert vcal("submit", "ray", "--dry-run", "--", "train", config, "--workers", "1 ; ls") == 1
+    assert "--workers is '1 ; ls'; accepted: a number such as 4" in one_line(capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
