@@ -17,12 +17,11 @@ from jobs.run_state import (
     VERSIONS,
     progress,
     read_config,
-    real,
-    records,
     resume_command,
     time_of,
 )
 from jobs.tables import variables
+from vcal_dist.metrics import read_metrics, real
 
 if TYPE_CHECKING:
     from storage import Problem
@@ -40,6 +39,8 @@ MEANING = {
     "data.zarr": "the rows, which were given as arrays",
     "posterior.safetensors": "the posterior, for `vcal predict`",
     "posterior.nc": "draws of θ, for ArviZ",
+    "report.html": "what `vcal report` made of it, for a browser",
+    "figures": "its figures, for a paper",
 }
 T = TypeVar("T")
 
@@ -118,7 +119,7 @@ def stages(run: Path) -> list[dict[str, Any]]:
     """The phases that have records, in their order: steps, seconds, and the last loss and emulator's error."""
     found: list[dict[str, Any]] = []
     steps, seconds = 0, 0.0
-    for phase, group in groupby(records(run), key=lambda row: row["phase"]):
+    for phase, group in groupby(read_metrics(run), key=lambda row: row["phase"]):
         rows = list(group)
         last = {key: [value for row in rows if (value := real(row.get(key))) is not None] for key in _RECORDED}
         end = int(rows[-1]["step"]), last["seconds"][-1]

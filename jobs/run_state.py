@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
     from vcal_dist.config import Config
 
 # As run_directory, posterior and mixed of vcal_dist name them; those modules are too heavy for a look at a path.
-CONFIG, ROWS, VERSIONS, METRICS = "config.yaml", "rows.json", "versions.json", "metrics.csv"
+CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
 POSTERIOR, MIXTURE, CHECKPOINT = "posterior.safetensors", "mixture.json", "checkpoints/last.safetensors"
 
 
@@ -97,28 +95,6 @@ def read_config(run: Path) -> Config:
         return Config.parse(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-
-
-def records(run: Path) -> list[dict[str, str]]:
-    """The sound rows of the metrics, in their order; a writer that died may have left the last one in half."""
-    try:
-        with (run / METRICS).open(encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(file) if _is_sound(row)]
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return []
-
-
-def _is_sound(row: dict[str, str]) -> bool:
-    return bool((row.get("step") or "").isdecimal() and row.get("phase") and real(row.get("seconds")) is not None)
-
-
-def real(text: str | None) -> float | None:
-    """A finite number in a text, or None."""
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def time_of(path: Path) -> str:

@@ -8,16 +8,19 @@ Gabry 2017). Under Gaussian noise of variance s² the ratio can be integrated ov
 the rest of the draw, and h = v/s² is the row's leverage, f_i without row i is N(y_i − (y_i − m)/(1 − h), v/(1 − h)).
 Only θ̃ and hidden layers are then left to PSIS. Drawing the weights as well, which other likelihoods need, fails where
 h is near one: a row that is fitted by itself, of which the draws do not show what it would be like without it.
+
+`assess_…` sums all rows up; `judge_…` says of each known value how it was predicted, for charts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from vcal_dist.batches import Observations, Runs, Scaling, Table, take
@@ -39,6 +42,12 @@ from vcal_dist.quadrature import NODES
 from vcal_dist.transforms import OutputScaling
 from vcal_dist.weights import Weights
 
+if TYPE_CHECKING:
+    from vcal_dist.posterior import Posterior
+
+Array = NDArray[np.float64]
+Method = Literal["held out", "leave one out"]
+
 LEAST_DRAWS = 1024  # of weights, to leave one out: the Pareto distribution is fitted to about 100 of them
 MOST_LEVERAGE = 1 - 1e-6  # above, rounding decides
 EVEN = 0.1  # nats between the greatest and the least ratio, below which they need no smoothing
@@ -54,8 +63,30 @@ class Assessment(NamedTuple):
     log_predictive_density: float  # mean over known values
     rmse: list[float]  # of every output's mean; NaN where no value is known
     coverage: float  # share of the known values inside the central 90 % interval
-    method: Literal["held out", "leave one out"]
+    method: Method
     unreliable: int  # rows with k̂ above 0.7
+
+
+class Judged(NamedTuple):
+    """How each of B rows with a known value was predicted, K outputs; in the user's units.
+
+    Predictions are NaN where y is not known, and in a row without which the posterior cannot be told from this one
+    (k̂ infinite, as where a row is fitted by itself).
+
+    For counts and classes `pit` is uniform between the probabilities of less than y and of at most y, so that it is
+    uniform over (0, 1) wherever the model is the truth (Czado, Gneiting and Held 2009).
+    """
+
+    method: Method
+    x: Array  # (B, d1)
+    t: Array | None  # (B, d2), for runs
+    y: Array  # (B, K) the known values
+    mean: Array  # (B, K) of a new y, with its noise
+    low: Array  # (B, K) its 5 % quantile
+    high: Array  # (B, K) its 95 % quantile
+    sd: Array  # (B, K)
+    pit: Array  # (B, K) the probability that a new y lies below the known one
+    unreliable: NDArray[np.bool_]  # (B,) k̂ above 0.7
 
 
 def assess_observations(
@@ -70,9 +101,7 @@ def assess_observations(
     seed: int = 0,
 ) -> Assessment:
     """Predictions of y by the process and its noise. `leave_one_out`: the model was fitted to these rows."""
-    rows = _known(observations, observations.y, "observations")
-    data = _Data(rows.x, None, rows.y, rows.noise, rows.log_jacobian, model.likelihood_y, model.residual_variance())
-    ensemble = draw_ensemble(model, components, log_weights, _draws(draws, data.likelihood, leave_one_out), seed)
+    data, ensemble = _observed(model, components, log_weights, observations, leave_one_out, draws, seed)[:2]
     return _assess(ensemble, scaling.outputs, data, leave_one_out, seed)
 
 
@@ -88,11 +117,52 @@ def assess_runs(
     seed: int = 0,
 ) -> Assessment:
     """Predictions of z by the emulator at the runs' own inputs and its residual."""
-    rows = _known(runs, runs.z, "runs")
-    x, t = rows.u[:, : model.controls], rows.u[:, model.controls :]
-    data = _Data(x, t, rows.z, None, rows.log_jacobian, model.likelihood_z, None)
-    ensemble = draw_ensemble(model, components, log_weights, _draws(draws, data.likelihood, leave_one_out), seed)
+    data, ensemble = _simulated(model, components, log_weights, runs, leave_one_out, draws, seed)[:2]
     return _assess(ensemble, scaling.outputs, data, leave_one_out, seed)
+
+
+def judge_observations(
+    posterior: Posterior,
+    x: ArrayLike,
+    y: ArrayLike,
+    noise: ArrayLike | None = None,
+    *,
+    leave_one_out: bool,
+    draws: int = 256,
+    seed: int = 0,
+) -> Judged:
+    """Every observed y beside its prediction; rows that know no output are left out.
+
+    x (B, d1), y (B, K) and the observations' own standard deviations `noise` (B, K) are in the user's units.
+    `leave_one_out`: the posterior has learnt from these rows.
+    """
+    scaling, device = posterior.scaling, posterior.model.kappa.device
+    x, y = _matrix(x, scaling.controls), _matrix(y, posterior.model.outputs)
+    own = None if noise is None else torch.from_numpy(_matrix(noise, posterior.model.outputs)).to(device)
+    table = scaling.observations(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device), own)
+    found = _observed(posterior.model, posterior.components, posterior.log_weights, table, leave_one_out, draws, seed)
+    return _judge(*found, scaling.outputs, leave_one_out, seed, x, None, y)
+
+
+def judge_runs(
+    posterior: Posterior,
+    x: ArrayLike,
+    t: ArrayLike,
+    z: ArrayLike,
+    *,
+    leave_one_out: bool,
+    draws: int = 256,
+    seed: int = 0,
+) -> Judged:
+    """Every z of a run beside the emulator's prediction of it, with its residual; t is (B, d2)."""
+    scaling, device = posterior.scaling, posterior.model.kappa.device
+    x, t, z = (
+        _matrix(values, columns)
+        for values, columns in ((x, scaling.controls), (t, posterior.model.prior.dim), (z, posterior.model.outputs))
+    )
+    table = scaling.runs(*(torch.from_numpy(part).to(device) for part in (x, t, z)))
+    found = _simulated(posterior.model, posterior.components, posterior.log_weights, table, leave_one_out, draws, seed)
+    return _judge(*found, scaling.outputs, leave_one_out, seed, x, t, z)
 
 
 class _Data(NamedTuple):
@@ -112,45 +182,120 @@ class _Data(NamedTuple):
         return self._replace(x=self.x[rows], t=t, y=self.y[rows], noise=noise, log_jacobian=self.log_jacobian[rows])
 
 
+def _observed(
+    model: CalibrationModel,
+    components: Sequence[Weights],
+    log_weights: Tensor,
+    observations: Observations,
+    leave_one_out: bool,
+    draws: int,
+    seed: int,
+) -> tuple[_Data, Ensemble, Tensor]:
+    """The known observations, the draws that predict them, and their numbers."""
+    rows = _known(observations, observations.y, "observations")
+    data = _Data(rows.x, None, rows.y, rows.noise, rows.log_jacobian, model.likelihood_y, model.residual_variance())
+    draws = _draws(draws, model, data, leave_one_out)
+    return data, draw_ensemble(model, components, log_weights, draws, seed), rows.row
+
+
+def _simulated(
+    model: CalibrationModel,
+    components: Sequence[Weights],
+    log_weights: Tensor,
+    runs: Runs,
+    leave_one_out: bool,
+    draws: int,
+    seed: int,
+) -> tuple[_Data, Ensemble, Tensor]:
+    """The same of runs."""
+    rows = _known(runs, runs.z, "runs")
+    x, t = rows.u[:, : model.controls], rows.u[:, model.controls :]
+    data = _Data(x, t, rows.z, None, rows.log_jacobian, model.likelihood_z, None)
+    draws = _draws(draws, model, data, leave_one_out)
+    return data, draw_ensemble(model, components, log_weights, draws, seed), rows.row
+
+
 class _Scores(NamedTuple):
-    """What a block of rows adds, (B, K) each but for k̂ (B,)."""
+    """What a block of rows adds, (B, K) each but for k̂ (B,) and the moments (4, B, K)."""
 
     log_density: Tensor
     mean: Tensor  # of y without noise, in the user's units
-    inside: Tensor
+    at_most: Tensor  # P(new y ≤ y)
+    below: Tensor  # P(new y < y)
     shape: Tensor  # k̂
+    moments: Tensor  # mean, 5 % and 95 % quantile and sd of a new y in the user's units, if asked for
 
 
 @torch.no_grad()
 def _assess(ensemble: Ensemble, outputs: OutputScaling, data: _Data, leave_one_out: bool, seed: int) -> Assessment:
-    generator = torch.Generator(data.x.device).manual_seed(seed)
-    # Predictive densities that are integrals take their nodes for every draw and output.
-    blocks = ensemble.blocks(len(data.x), NODES * ensemble.model.outputs)
-    found = [_score(ensemble, outputs, data.rows(rows), leave_one_out, generator) for rows in blocks]
-    log_density, mean, inside, shape = (torch.cat(parts) for parts in zip(*found, strict=True))
+    found = _scores(ensemble, outputs, data, leave_one_out, seed, with_moments=False)
     known = ~data.y.isnan()
-    error = (mean - outputs.inverse(data.y)).square()
+    error = (found.mean - outputs.inverse(data.y)).square()
+    # The two differ for counts and classes, whose quantiles are values that y can take.
+    inside = (found.at_most >= (1 - LEVEL) / 2) & (found.below < (1 + LEVEL) / 2)
     return Assessment(
         rows=len(data.x),
-        log_predictive_density=float((log_density + data.log_jacobian)[known].mean()),
+        log_predictive_density=float((found.log_density + data.log_jacobian)[known].mean()),
         rmse=[math.sqrt(float(error[known[:, k], k].mean())) for k in range(known.shape[1])],
         coverage=float(inside[known].double().mean()),
         method="leave one out" if leave_one_out else "held out",
-        unreliable=int((shape > RELIABLE).sum()),
+        unreliable=int((found.shape > RELIABLE).sum()),
     )
 
 
+@torch.no_grad()
+def _judge(
+    data: _Data,
+    ensemble: Ensemble,
+    rows: Tensor,
+    outputs: OutputScaling,
+    leave_one_out: bool,
+    seed: int,
+    x: Array,
+    t: Array | None,
+    y: Array,
+) -> Judged:
+    found = _scores(ensemble, outputs, data, leave_one_out, seed, with_moments=True)
+    generator = torch.Generator(data.x.device).manual_seed(seed + 1)
+    u = torch.rand(data.y.shape, generator=generator, dtype=found.below.dtype, device=data.y.device)
+    pit = found.below + u * (found.at_most - found.below)
+    # Rows that cannot be left out in closed form have no prediction that means anything.
+    known, numbers = ~(data.y.isnan() | found.shape.isinf()[:, None]), rows.cpu().numpy()
+    mean, low, high, sd, pit = (part.masked_fill(~known, torch.nan).cpu().numpy() for part in (*found.moments, pit))
+    method: Method = "leave one out" if leave_one_out else "held out"
+    inputs = None if t is None else t[numbers]
+    unreliable = (found.shape > RELIABLE).cpu().numpy()
+    return Judged(method, x[numbers], inputs, y[numbers], mean, low, high, sd, pit, unreliable)
+
+
+def _scores(
+    ensemble: Ensemble, outputs: OutputScaling, data: _Data, leave_one_out: bool, seed: int, *, with_moments: bool
+) -> _Scores:
+    generator = torch.Generator(data.x.device).manual_seed(seed)
+    # Predictive densities that are integrals take their nodes for every draw and output.
+    blocks = ensemble.blocks(len(data.x), NODES * ensemble.model.outputs)
+    found = [_score(ensemble, outputs, data.rows(rows), leave_one_out, generator, with_moments) for rows in blocks]
+    return _Scores(*(torch.cat(parts, -2 if parts[0].ndim > 1 else 0) for parts in zip(*found, strict=True)))
+
+
 def _score(
-    ensemble: Ensemble, outputs: OutputScaling, data: _Data, leave_one_out: bool, generator: torch.Generator
+    ensemble: Ensemble,
+    outputs: OutputScaling,
+    data: _Data,
+    leave_one_out: bool,
+    generator: torch.Generator,
+    with_moments: bool,
 ) -> _Scores:
     what: Function = "process" if data.t is None else "emulator"
-    if leave_one_out and not isinstance(data.likelihood, Gaussian):
+    closed = _leaves_out_in_closed_form(ensemble.model, data)
+    if leave_one_out and not closed:
         mean = sampled_process(ensemble, data.x)[0] if data.t is None else sampled_emulator(ensemble, data.x, data.t)
         var = torch.zeros_like(mean)
     else:
         mean, var = conditional_moments(ensemble, data.x, what, data.t)  # (S, B, K)
     impossible = torch.zeros_like(mean[0, :, 0], dtype=torch.bool)  # (B,)
-    if leave_one_out and isinstance(data.likelihood, Gaussian):
+    if leave_one_out and closed:
+        assert isinstance(data.likelihood, Gaussian)
         leverage = var * data.likelihood.precision(data.y, data.noise, data.extra)
         # Above one, f would be less certain than by this row alone: q has not learned from it.
         impossible = (leverage > MOST_LEVERAGE).any(-1).any(0)
@@ -164,11 +309,15 @@ def _score(
     weights = log_weights.exp().unsqueeze(-1)  # (S, B, 1)
     # Without transforms the weights' own spread need not be drawn.
     f = mean if is_affine(data.likelihood, outputs) else _drawn(mean, var, generator)
+    without_noise = (in_users_units(data.likelihood, outputs, f) * weights).sum(0)
+    at_most, below, moments = _outcomes(data, outputs, mean, var, weights, generator, with_moments)
     return _Scores(
         torch.logsumexp(log_density + log_weights.unsqueeze(-1), 0),
-        (in_users_units(data.likelihood, outputs, f) * weights).sum(0),
-        _inside(data, mean, var, weights, generator),
+        without_noise,
+        at_most,
+        below,
         shape.masked_fill(impossible, torch.inf),
+        moments,
     )
 
 
@@ -183,17 +332,43 @@ def _smoothed(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(weights.T).to(log_ratios), torch.from_numpy(shape).to(log_ratios).masked_fill(even, 0.0)
 
 
-def _inside(data: _Data, mean: Tensor, var: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Whether y lies between its quantiles (1 ∓ level)/2 given f ~ N(mean, var) (S, B, K) with weights (S, B, 1)."""
+def _outcomes(
+    data: _Data,
+    outputs: OutputScaling,
+    mean: Tensor,
+    var: Tensor,
+    weights: Tensor,
+    generator: torch.Generator,
+    with_moments: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """P(new y ≤ y), P(new y < y) and moments, given f ~ N(mean, var) (S, B, K) with weights (S, B, 1)."""
     times = -(-OUTCOMES // len(mean))
     at_most, below = torch.zeros_like(mean[0]), torch.zeros_like(mean[0])
+    drawn = []
     for _ in range(times):
         f = _drawn(mean, var, generator)
         y = sample_outcome(data.likelihood, f, generator, data.noise, data.extra)
         at_most += ((y <= data.y) * weights).sum(0) / times
         below += ((y < data.y) * weights).sum(0) / times
-    # The two differ for counts and classes, whose quantiles are values that y can take.
-    return (at_most >= (1 - LEVEL) / 2) & (below < (1 + LEVEL) / 2)
+        if with_moments:
+            drawn.append(outputs.inverse(y))
+    if not with_moments:
+        return at_most, below, mean.new_zeros(4, *mean.shape[1:])
+    weights = weights.expand_as(mean)
+    values, order = torch.cat(drawn).sort(0)
+    summed = (weights.repeat(times, 1, 1) / times).gather(0, order).cumsum(0)
+    low, high = (
+        values.gather(0, (summed < p).sum(0, keepdim=True).clamp(max=len(values) - 1))[0]
+        for p in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    )
+    if is_affine(data.likelihood, outputs):
+        each, own = data.likelihood.moments(mean, var, data.noise, data.extra)
+        centre = (each * weights).sum(0)
+        spread = ((own + (each - centre).square()) * weights).sum(0).sqrt()  # E[var] + Var[mean]
+        return at_most, below, torch.stack([centre * outputs.sd + outputs.mean, low, high, spread * outputs.sd])
+    share = weights.repeat(times, 1, 1).gather(0, order) / times
+    centre = (values * share).sum(0)
+    return at_most, below, torch.stack([centre, low, high, ((values - centre).square() * share).sum(0).sqrt()])
 
 
 def _drawn(mean: Tensor, var: Tensor, generator: torch.Generator) -> Tensor:
@@ -208,5 +383,19 @@ def _known(table: Table, values: Tensor, name: str) -> Table:
     return take(table, rows)
 
 
-def _draws(draws: int, likelihood: Likelihood, leave_one_out: bool) -> int:
-    return max(draws, LEAST_DRAWS) if leave_one_out and not isinstance(likelihood, Gaussian) else draws
+def _leaves_out_in_closed_form(model: CalibrationModel, data: _Data) -> bool:
+    """Whether a row can be taken out of the weights' Gaussian given a draw of the rest.
+
+    Not where g warps η: its weights' Gaussian holds at the middle of q, and at a draw of η's weights only nearly.
+    """
+    return isinstance(data.likelihood, Gaussian) and (data.t is not None or model.kind != "general")
+
+
+def _draws(draws: int, model: CalibrationModel, data: _Data, leave_one_out: bool) -> int:
+    return max(draws, LEAST_DRAWS) if leave_one_out and not _leaves_out_in_closed_form(model, data) else draws
+
+
+def _matrix(values: ArrayLike, columns: int) -> Array:
+    """In float64; a single column may come without its dimension."""
+    matrix = np.array(values, dtype=np.float64)
+    return matrix[:, None] if matrix.ndim == 1 and columns == 1 else matrix

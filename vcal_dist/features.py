@@ -164,6 +164,12 @@ class RandomFeatures(nn.Module):
         log = lengthscale.to(self.log_lengthscale).log()
         self.log_lengthscale.copy_(log.mean() if self.settings.lengthscales == "isotropic" else log)
 
+    def hold(self) -> None:
+        """Keeps length scales and amplitude as they are: training does not move them."""
+        held = [self.log_lengthscale, self.log_amplitude]
+        for parameter in [*held, self.below_diagonal] if self.settings.lengthscales == "full" else held:
+            parameter.requires_grad_(False)
+
     def forward(self, u: Tensor, frequencies: Tensor | None = None) -> Tensor:
         """φ(u): (..., B, d) -> (..., B, width); frequencies may have leading dimensions too, and they broadcast."""
         self._check_width(u)

@@ -25,12 +25,16 @@ FREQUENCY_NOISE, WEIGHT_NOISE = 0, 1  # the last number of a key
 
 @dataclass(frozen=True, kw_only=True)
 class GPSettings:
-    """A shallow or deep GP. Inputs lie in the unit cube, outputs have a standard deviation of one."""
+    """A shallow or deep GP. Inputs lie in the unit cube, outputs have a standard deviation of one.
+
+    Without `learn`, length scales and amplitudes are known, those of hidden layers too: they stay as given. Whether
+    frequencies are learned is said with the features.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     features: FeatureSettings = field(default_factory=FeatureSettings)  # of the last layer
-    lengthscale: float | None = None  # of the last layer; None: from the inputs' spread and their number
+    lengthscale: float | tuple[float, ...] | None = None  # or one for each input; None: from the inputs
     amplitude: float = 1.0  # σ of the last layer
     hidden: tuple[int, ...] = ()  # widths of the hidden layers: none makes it shallow
     hidden_features: FeatureSettings = field(default_factory=FeatureSettings)
@@ -38,6 +42,7 @@ class GPSettings:
     hidden_amplitude: float = 0.5
     mean: Literal["identity", "linear", "zero"] = "identity"  # of hidden layers
     feed_inputs: bool = True  # every layer sees the inputs beside the layer before it
+    learn: bool = True  # whether length scales and amplitudes are learned, or known as given
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -46,8 +51,14 @@ class GPSettings:
             raise ModelError(f"mean is '{self.mean}'; accepted: identity, linear, zero")
         for name in ("amplitude", "hidden_amplitude", "lengthscale", "hidden_lengthscale"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ModelError(f"{name} is {value}; accepted: a positive number")
+            several = name == "lengthscale" and isinstance(value, Sequence)
+            values = value if several else [] if value is None else [value]
+            if not all(0 < each < math.inf for each in values) or (several and not values):
+                each_input = ", or one for each input" if name == "lengthscale" else ""
+                raise ModelError(f"{name} is {value}; accepted: a positive number{each_input}")
+        for name, used in (("lengthscale", True), ("hidden_lengthscale", bool(self.hidden))):
+            if not self.learn and used and getattr(self, name) is None:
+                raise ModelError(f"learn is false, but no {name} is given; give the one that is known, or learn it")
 
 
 class Draw(NamedTuple):
@@ -151,6 +162,9 @@ class DeepGP(nn.Module):
             amplitude=settings.amplitude,
             dtype=dtype,
         )
+        if not settings.learn:
+            for features in (self.last, *(layer.features for layer in self.hidden)):
+                features.hold()
 
     @property
     def width(self) -> int:

@@ -24,7 +24,7 @@ from vcal_dist.fullrank import Arrow, Frame, FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.natural import Statistics, natural_step, runs_statistics
-from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram, runs_gram
+from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram, over_samples, runs_gram
 
 GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
 HIDDEN_SAMPLES = 8  # of hidden layers in a pass
@@ -268,17 +268,28 @@ def _laplace(log_joint: float, q: FullRank) -> float:
 
 @torch.no_grad()
 def collapsed_log_density(
-    model: CalibrationModel, frame: Frame, blocks: Callable[[], Iterable[Observations]], theta: Tensor
+    model: CalibrationModel,
+    frame: Frame,
+    blocks: Callable[[], Iterable[Observations]],
+    theta: Tensor,
+    *,
+    key: Key = (0,),
 ) -> Tensor:
-    """log p(y | θ̃, runs) + log p(θ̃) at points θ̃ (P, d2), every weight integrated out: (P,).
+    """log p(y | θ̃, runs) + log p(θ̃) at points θ̃ (P, d2), every weight of a last layer integrated out: (P,).
 
-    Exact where hidden layers and g are absent (`is_exact`), up to the Jacobian of the scaling, a constant.
+    Exact without hidden layers and g, up to the Jacobian of the scaling, a constant. With hidden layers it is the bound
+    of the best q(w | θ̃) given theirs, so that its exponential is the best q(θ̃): points come one by one, each with the
+    same noise.
     """
     values = []
-    for some in theta.split(max(1, GRAM_NUMBERS // (model.outputs * model.width**2))):
+    for some in theta.split(1 if model.random else max(1, GRAM_NUMBERS // (model.outputs * model.width**2))):
         total: Gram | None = None
         for block in blocks():
-            sums = observations_gram(model, CollapsedTheta(model, frame, some), block, None)
+            point = CollapsedTheta(model, frame, some[0] if model.random else some)
+            draw = Draw(key, HIDDEN_SAMPLES, block.row) if model.random else None
+            sums = observations_gram(model, point, block, draw)
+            if model.random:
+                sums = Gram(*(part.unsqueeze(0) for part in over_samples(sums)))
             total = sums if total is None else total.plus(sums)
         if total is None:
             raise ModelError("there are no observations; θ needs at least 1")
@@ -286,10 +297,10 @@ def collapsed_log_density(
     return torch.cat(values) - 0.5 * theta.square().sum(-1) - 0.5 * theta.shape[-1] * math.log(2 * math.pi)
 
 
-def is_exact(model: CalibrationModel) -> bool:
-    """Whether all weights integrate out: Gaussian noise, no hidden layers, no g."""
+def is_conjugate(model: CalibrationModel) -> bool:
+    """Whether the last layers' weights integrate out given θ̃ and hidden layers: Gaussian noise, no g."""
     gaussian = isinstance(model.likelihood_z, Gaussian) and isinstance(model.likelihood_y, Gaussian)
-    return gaussian and not model.random and model.kind != "general"
+    return gaussian and model.kind != "general"
 
 
 def pin(
@@ -298,13 +309,16 @@ def pin(
     blocks: Callable[[], Iterable[Observations]],
     theta: Tensor,
     covariance: Tensor,
+    *,
+    key: Key = (0,),
 ) -> None:
     """Gives q the marginal N(theta, covariance) of θ̃, and w given θ̃ from the observations, linearised at its mean."""
     q.move(theta.clone(), q.mean, q.precision)
+    copies = theta.expand(HIDDEN_SAMPLES if model.random else 1, -1)
     for _ in range(2):  # the slopes in θ̃ belong to the weights that the first pass finds
         sums: list[Tensor] | None = None
         for block in blocks():
-            sums = _plus(sums, _flatten(gaussian.statistics(model, q, block, theta=theta.unsqueeze(0), learn=False)))
+            sums = _plus(sums, _flatten(gaussian.statistics(model, q, block, theta=copies, key=key, learn=False)))
         natural_step(q, _total(sums), 1.0, hold_theta=True)
     C, gain = q.precision.cross, q.factors.gain
     A = torch.linalg.inv(covariance) + (C @ gain).sum(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import math
@@ -15,10 +14,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from storage.places import write_durably
 from vcal_dist.datamodule import StoreData
 from vcal_dist.fullrank import Frame
+from vcal_dist.metrics import METRICS, read_metrics
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import learned_theta
 
-METRICS = "metrics.csv"
 COLUMNS = ["step", "phase", "leg", "batch", "seconds", "rows_per_second", "wait_fraction", "loss", "emulator_error"]
 
 
@@ -47,11 +46,8 @@ class Records(Callback):
         from tensorboardX import SummaryWriter
 
         step, path = module.schedule.steps, self.directory / METRICS
-        kept: list[dict[str, str]] = []
-        if path.exists():
-            with path.open(encoding="utf-8", newline="") as file, contextlib.suppress(csv.Error, UnicodeDecodeError):
-                kept = [row for row in csv.DictReader(file) if _is_whole(row) and int(row["step"]) <= step]
-        self._offset = float(kept[-1]["seconds"]) if kept else 0.0
+        kept = records_until(self.directory, step)
+        self._offset = seconds_of(kept)
         columns = [*COLUMNS, *(f"theta.{name}" for name in self.parameters)]
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns)
@@ -124,9 +120,11 @@ class Records(Callback):
         self.teardown(trainer, module, "fit")
 
 
-def _is_whole(row: dict[str, str]) -> bool:
-    """Whether a row was written to its end: the last one of a killed process, or on a full disk, may not be."""
-    try:
-        return int(row["step"]) >= 0 and float(row["seconds"]) >= 0
-    except (KeyError, TypeError, ValueError):
-        return False
+def records_until(directory: Path, step: int) -> list[dict[str, str]]:
+    """What was recorded up to a step."""
+    return [row for row in read_metrics(directory) if int(row["step"]) <= step]
+
+
+def seconds_of(records: list[dict[str, str]]) -> float:
+    """How long training had taken by the last of some records, all attempts together."""
+    return float(records[-1]["seconds"]) if records else 0.0

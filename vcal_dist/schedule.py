@@ -25,8 +25,18 @@ from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import place_start, screen_theta
 from vcal_dist.mixture import Mixture, adapt
 from vcal_dist.objective import CollapsedTheta
-from vcal_dist.passes import Closing, close, closing, collapsed_log_density, is_exact, pin, settling
+from vcal_dist.passes import (
+    HIDDEN_SAMPLES,
+    Closing,
+    close,
+    closing,
+    collapsed_log_density,
+    is_conjugate,
+    pin,
+    settling,
+)
 from vcal_dist.phases import (
+    BLOCK,
     NO_VOTE,
     PASS_ROWS,
     Batch,
@@ -56,7 +66,7 @@ from vcal_dist.weights import MeanField, Weights
 from vcal_dist.work import Found, Work
 
 ROWS_OF_CANDIDATES = 4096
-ROWS_OF_REFINEMENT = 2_000_000  # over all points where the exact posterior is evaluated
+ROWS_OF_REFINEMENT = 2_000_000  # over all points, and samples of hidden layers, where the posterior is evaluated
 NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
 Build = Callable[[Work], Phase]
@@ -317,9 +327,9 @@ def _refinement(work: Work) -> Phase:
     found, model, settings = work.found, work.model, work.settings
 
     def do() -> None:
-        evaluations = min(settings.evaluations, ROWS_OF_REFINEMENT // work.totals.observations)
+        evaluations = affordable(work)
         few = evaluations < 32 * (model.prior.dim + 1)
-        if settings.weights != "collapsed" or not is_exact(model) or few or not work.complete:
+        if settings.weights != "collapsed" or not is_conjugate(model) or few or not work.complete:
             return
         assert work.observations is not None
         assert found.frame is not None
@@ -333,7 +343,10 @@ def _refinement(work: Work) -> Phase:
         )
 
         def density(theta: Tensor) -> Tensor:
-            return collapsed_log_density(model, frame, lambda: blocks(rows, max(PASS_ROWS // len(theta), 1)), theta)
+            size = (
+                BLOCK // 4 if model.random else max(PASS_ROWS // len(theta), 1)
+            )  # points come one by one, or together
+            return collapsed_log_density(model, frame, lambda: blocks(rows, size), theta, key=(work.seed, 5))
 
         found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
         if found.adapted.effective < 4 * (model.prior.dim + 1):  # too few points carry it to say more
@@ -342,11 +355,17 @@ def _refinement(work: Work) -> Phase:
         components: list[Weights] = []
         for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
             q = started(work, mean)
-            pin(model, q, lambda: blocks(rows), mean, covariance)
+            pin(model, q, lambda: blocks(rows), mean, covariance, key=(work.seed, 5))
             components.append(q)
         found.components, found.log_weights = components, mixture.log_weights
 
     return Instant("refinement", do)
+
+
+def affordable(work: Work) -> int:
+    """Points where the posterior of θ̃ is evaluated: what was asked for, or what rows of features leave time for."""
+    samples = HIDDEN_SAMPLES if work.model.random else 1
+    return min(work.settings.evaluations, ROWS_OF_REFINEMENT // (samples * work.totals.observations))
 
 
 # --- the paper's own schedule -----------------------------------------------------------------------------------------

@@ -38,12 +38,12 @@ from vcal_dist.posterior import FILE, Posterior
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.problems import borehole
 from vcal_dist.progress import Progress
-from vcal_dist.records import Records
+from vcal_dist.records import Records, records_until, seconds_of
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
 from vcal_dist.run_directory import CHECKPOINTS, begin, held, look, versions, wait
 from vcal_dist.run_place import RunPlace, run_place
 from vcal_dist.schedule import Schedule
-from vcal_dist.stages import choose
+from vcal_dist.stages import choose, emulator_groups, is_collapsible
 from vcal_dist.strategy import DataParallel, Launched
 from vcal_dist.work import Fitted, Work
 
@@ -106,6 +106,8 @@ def _train(
     if state is not None:
         say(f"going on after step {state['schedule']['steps']} of the run in {place.url}")
     begun = time.perf_counter()
+    if state is not None:  # what earlier attempts took, up to the checkpoint
+        begun -= seconds_of(records_until(run, state["schedule"]["steps"]))
     prepared = prepare(config, store)
     for line in describe(prepared.planned(), prepared.totals):
         say(line)
@@ -188,7 +190,10 @@ class Prepared:
         for name in fit.stages:
             reads_runs = fit.weights == "meanfield" or name == "emulator" or (name == "joint" and fit.free_emulator)
             reads_field = name in ("theta", "joint", "weights_and_theta", "everything")
-            found.append(choose(self.model, self.totals, fit, name, runs=reads_runs, observations=reads_field))
+            chosen = choose(self.model, self.totals, fit, name, runs=reads_runs, observations=reads_field)
+            if name == "emulator" and is_collapsible(self.model, fit)[0] and not emulator_groups(self.model, 1.0):
+                chosen = chosen._replace(steps=0)  # all of η is known: `Descent` takes no step either
+            found.append(chosen)
         return found
 
 
@@ -362,6 +367,9 @@ def describe(planned: list[Chosen], totals: Totals) -> Iterator[str]:
     """The plan, a line a stage."""
     yield f"training on {totals.runs:,} runs and {totals.observations:,} observations"
     for stage in planned:
+        if not stage.steps:
+            yield f"  {stage.name}: no steps"
+            continue
         rows = [
             f"{size:,} {name} ({stage.steps * size / max(count, 1):.3g} epochs)"
             for size, name, count in (

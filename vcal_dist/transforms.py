@@ -21,12 +21,16 @@ Kind = Literal["none", "sqrt", "log", "boxcox"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformSettings:
-    """One output's T(z): z, √z, log z, or Box–Cox (z^power − 1)/power, which is log z at power 0."""
+    """One output's T(z): z, √z, log z, or Box–Cox (z^power − 1)/power, which is log z at power 0.
+
+    Without `standardise`, amplitudes and noises of the model are in the units of T(z): for processes that are known.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     kind: Kind = "none"
     power: float | None = None
+    standardise: bool = True  # whether T(z) is then scaled by the runs' mean and standard deviation
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -96,7 +100,8 @@ class OutputScaling(nn.Module):
     ) -> OutputScaling:
         """Mean and standard deviation of T(z) over the known values of runs z (N, K), kept in float64.
 
-        Without `standardise`, for counts and classes, the mean is 0 and the sd 1.
+        Without `standardise`, for counts and classes, the mean is 0 and the sd 1; so they are for an output whose
+        transform does not standardise.
         """
         _check_counts(transforms, names)
         zero = z.new_zeros(len(names), dtype=torch.float64)
@@ -105,7 +110,10 @@ class OutputScaling(nn.Module):
         if not standardise:
             return plain
         counts = (~value.isnan()).sum(0)  # (K,)
+        scaled = torch.tensor([transform.standardise for transform in transforms], device=z.device)  # (K,)
         for k, name in enumerate(names):
+            if not scaled[k]:
+                continue
             known = value[~value[:, k].isnan(), k]
             if len(known) < 2:
                 raise ModelError(
@@ -119,7 +127,7 @@ class OutputScaling(nn.Module):
                 )
         mean = value.nanmean(0)
         variance = (value - mean).square().nansum(0) / (counts - 1)
-        return cls(transforms, mean, variance.sqrt(), names)
+        return cls(transforms, torch.where(scaled, mean, zero), torch.where(scaled, variance.sqrt(), zero + 1), names)
 
     def forward(self, z: Tensor, *, check: bool = True) -> Tensor:
         """s of a z in the user's units. (B, K) → (B, K). Without `check`, z must be known to lie in T's domain."""

@@ -14,12 +14,13 @@ from torch import Tensor
 
 import vcal_dist.predictive
 from storage.problem import CalibrationInput, ControlInput, Output, Problem
-from vcal_dist.assessment import assess_observations, assess_runs
+from vcal_dist.assessment import assess_observations, assess_runs, judge_observations, judge_runs
 from vcal_dist.batches import Scaling
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, FullRank
 from vcal_dist.likelihoods import LikelihoodSettings
+from vcal_dist.posterior import Posterior
 from vcal_dist.transforms import OutputScaling, TransformSettings
 from vcal_dist.weights import Weights
 
@@ -402,3 +403,104 @@ def test_nothing_to_assess_is_refused(kit: Any) -> None:
     table = units.observations(case.x, torch.full((5, 1), torch.nan, dtype=F64))
     with pytest.raises(ModelError, match="none of the 5 observations has a known value"):
         assess_observations(case.model, [case.q], ONE, units, table, leave_one_out=False)
+
+
+# --- row by row -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_judged_by_the_closed_form_in_the_users_units(kit: Any) -> None:
+    case, units = learned(kit, 40, outputs=2), scaling(2)
+    x, y, own = kit.rand(1, 60, 2), 1.3 * kit.randn(2, 60, 2), 0.1 + 0.3 * kit.rand(3, 60, 2)
+    y[::3, 0], y[5] = torch.nan, torch.nan
+    posterior = Posterior(units, case.model, [case.q], ONE, {})
+    found = judge_observations(posterior, x.numpy(), in_units(y).numpy(), own.numpy(), leave_one_out=False)
+    assert (found.method, found.t, found.unreliable.sum()) == ("held out", None, 0)
+    rows = np.delete(np.arange(60), 5)  # the row that knows nothing is left out
+    np.testing.assert_array_equal(found.x, x.numpy()[rows])
+    np.testing.assert_array_equal(found.y, in_units(y).numpy()[rows])
+    psi = design(case.model, x)
+    mean, var = psi @ case.q.raw_mean.mT, torch.stack([(psi @ root).square().sum(1) for root in case.q.raw_root], 1)
+    sd = (var + VARIANCE + (own / torch.tensor(SD)).square()).sqrt() * torch.tensor(SD)
+    unknown = y.isnan().numpy()[rows]
+    for name, expected, tolerance in (
+        ("mean", in_units(mean), 1e-5),
+        ("sd", sd, 1e-5),
+        ("low", in_units(mean) - 1.645 * sd, 0.1),
+        ("high", in_units(mean) + 1.645 * sd, 0.1),
+        ("pit", torch.special.ndtr((in_units(y) - in_units(mean)) / sd), 0.03),
+    ):
+        values = expected.numpy()[rows].copy()
+        values[unknown] = np.nan
+        np.testing.assert_allclose(getattr(found, name), values, atol=tolerance, err_msg=name)
+
+
+def test_judging_counts_what_the_assessment_counts(kit: Any) -> None:
+    case, units = learned(kit, 30), scaling()
+    posterior = Posterior(units, case.model, [case.q], ONE, {})
+    for leave_one_out in (False, True):
+        table = units.observations(case.x, in_units(case.y))
+        whole = assess_observations(case.model, [case.q], ONE, units, table, leave_one_out=leave_one_out)
+        found = judge_observations(posterior, case.x.numpy(), in_units(case.y).numpy(), leave_one_out=leave_one_out)
+        assert ((found.pit >= 0.05) & (found.pit < 0.95)).mean() == whole.coverage
+        assert np.sqrt(np.square(found.y - found.mean).mean()) == pytest.approx(whole.rmse[0])
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "poisson"])
+def test_pit_is_uniform_where_the_model_is_the_truth(kit: Any, kind: Any) -> None:
+    likelihood = LikelihoodSettings(kind=kind, noise=0.4)
+    model = kit.model("none", likelihood_y=likelihood, likelihood_z=likelihood, emulator_residual=False)
+    units = scaling(standardise=False)
+    posterior = Posterior(units, model, [kit.full_rank(1, 1, model.width)], ONE, {})
+    x = kit.rand(1, 400, 2).numpy()
+    drawn = posterior.predict(x, "observation", samples=400, seed=3).samples
+    assert drawn is not None
+    y = drawn[np.arange(400), np.arange(400)]  # of another draw in every row
+    found = judge_observations(posterior, x, y, leave_one_out=False, draws=1024)
+    assert stats.kstest(found.pit[:, 0], "uniform").pvalue > 0.01
+    assert ((found.y >= found.low) & (found.y <= found.high)).mean() >= 0.86
+
+
+@pytest.mark.parametrize("table", ["observations", "runs"])
+def test_judging_a_row_left_out_is_predicting_it_by_a_fit_without_it(kit: Any, table: str) -> None:
+    units, variance = scaling(), VARIANCE if table == "observations" else 0.3**2
+    case = learned(kit, 25) if table == "observations" else of_runs(kit, 25, LikelihoodSettings(noise=0.3))
+    posterior = Posterior(units, case.model, [case.q], ONE, {})
+    if table == "observations":
+        found = judge_observations(posterior, case.x.numpy(), in_units(case.y).numpy(), leave_one_out=True)
+    else:
+        found = judge_runs(
+            posterior, *(part.numpy() for part in (case.x[:, :2], case.x[:, 2:], in_units(case.y))), leave_one_out=True
+        )
+        np.testing.assert_array_equal(found.t, case.x[:, 2:])
+    mean, var = refitted(case.psi, case.y, variance)
+    np.testing.assert_allclose(found.mean, in_units(mean), atol=1e-4)
+    np.testing.assert_allclose(found.sd, SD[0] * var.sqrt(), rtol=1e-4)
+    np.testing.assert_allclose(found.pit, stats.norm.cdf(case.y, mean, var.sqrt()), atol=0.03)
+    assert found.method == "leave one out"
+
+
+def test_a_row_that_cannot_be_left_out_has_no_prediction(kit: Any) -> None:
+    case, units = learned(kit, 20), scaling()
+    q = pinned(case.q.mean, 0.01 * torch.eye(case.model.width, dtype=F64)[None])  # it has not learned from the rows
+    posterior = Posterior(units, case.model, [q], ONE, {})
+    found = judge_observations(posterior, case.x.numpy(), in_units(case.y).numpy(), leave_one_out=True)
+    assert found.unreliable.all()
+    assert np.isnan(found.mean).all()
+    assert np.isnan(found.pit).all()
+    assert not np.isnan(found.y).any()
+
+
+def test_under_a_transform_quantiles_and_moments_are_those_of_y(kit: Any) -> None:
+    """T = log: y is log-normal."""
+    case, units = learned(kit, 40), scaling(transform=TransformSettings(kind="log"))
+    x, scaled = kit.rand(1, 30, 2), kit.randn(2, 30, 1)
+    posterior = Posterior(units, case.model, [case.q], ONE, {})
+    found = judge_observations(posterior, x.numpy(), in_units(scaled).exp().numpy(), leave_one_out=False)
+    psi = design(case.model, x)
+    mean, var = psi @ case.q.raw_mean.mT, (psi @ case.q.raw_root[0]).square().sum(1, keepdim=True)
+    exact = stats.lognorm(SD[0] * (var + VARIANCE).sqrt().numpy(), scale=np.exp(MEAN[0] + SD[0] * mean.numpy()))
+    np.testing.assert_allclose(found.low, exact.ppf(0.05), rtol=0.08)
+    np.testing.assert_allclose(found.high, exact.ppf(0.95), rtol=0.08)
+    np.testing.assert_allclose(found.mean, exact.mean(), rtol=0.04)
+    np.testing.assert_allclose(found.sd, exact.std(), rtol=0.15)
+    np.testing.assert_allclose(found.pit, exact.cdf(in_units(scaled).exp().numpy()), atol=0.03)

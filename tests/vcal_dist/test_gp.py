@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from torch import Tensor
 
-from vcal_dist.errors import ModelError
+from vcal_dist.config import Config
+from vcal_dist.errors import ConfigError, ModelError
 from vcal_dist.features import FeatureSettings, RandomFeatures
 from vcal_dist.gp import DeepGP, Draw, GPSettings
 
@@ -205,3 +209,62 @@ def test_gradients_reach_hidden_means_and_variances_through_both_kinds_of_noise(
             if parameter.numel():
                 assert parameter.grad is not None
                 assert float(parameter.grad.abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize("hidden", [(), (3,)])
+def test_what_is_known_has_no_gradient_and_weights_still_have_theirs(kit: Any, hidden: tuple[int, ...]) -> None:
+    full = FeatureSettings(features=6, lengthscales="full", frequencies="learned")
+    known = stack(
+        kit, hidden=hidden, features=full, hidden_features=full, lengthscale=0.5, hidden_lengthscale=0.5, learn=False
+    )
+    learned = {name for name, parameter in known.named_parameters() if parameter.requires_grad}
+    held = {name for name, parameter in known.named_parameters() if not parameter.requires_grad}
+    layers = ["last", *(f"hidden.{i}.features" for i in range(len(hidden)))]
+    hyperparameters = ("log_lengthscale", "log_amplitude", "below_diagonal")
+    assert held == {f"{layer}.{name}" for layer in layers for name in hyperparameters}
+    assert {f"{layer}.omega" for layer in layers} <= learned  # frequencies have a setting of their own
+    known(kit.rand(1, 5, 3), Draw((0,)) if hidden else None).sum().backward()
+    assert all(parameter.grad is None for name, parameter in known.named_parameters() if name in held)
+    assert known.last.omega.grad is not None
+
+
+def test_a_length_scale_for_each_input_is_the_kernels() -> None:
+    scales = (0.5, 2.0)
+    ard = DeepGP(2, GPSettings(features=FeatureSettings(features=4), lengthscale=scales), seed=0, dtype=F64)
+    u, v = torch.tensor([[0.1, 0.2]], dtype=F64), torch.tensor([[0.6, 0.9]], dtype=F64)
+    expected = math.exp(-0.5 * ((0.5 / 0.5) ** 2 + (0.7 / 2.0) ** 2))
+    assert ard.last.kernel(u, v).item() == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ModelError, match="has 2 values, but ard length scales of 3 inputs take 3"):
+        DeepGP(3, GPSettings(lengthscale=scales), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lengthscale": (0.5, 0.0)}, r"lengthscale is \(0.5, 0.0\); accepted: a positive number, or one for each"),
+        ({"lengthscale": ()}, r"lengthscale is \(\); accepted"),
+        ({"learn": False}, "learn is false, but no lengthscale is given"),
+        ({"learn": False, "lengthscale": 1.0, "hidden": (2,)}, "no hidden_lengthscale is given"),
+    ],
+)
+def test_settings_of_what_is_known_are_checked(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        GPSettings(**wrong)
+
+
+@pytest.mark.parametrize("lengthscale", [0.5, 2, [0.5, 1.5], None])
+def test_a_length_scale_of_either_kind_is_a_configuration(lengthscale: Any) -> None:
+    given = {"store": "s.zarr", "model": {"eta": {"lengthscale": lengthscale}}}
+    jsonschema.validate(given, Config.schema())
+    config = Config.parse(given)
+    assert config.model.eta.lengthscale == (tuple(lengthscale) if isinstance(lengthscale, list) else lengthscale)
+    assert Config.parse(json.loads(json.dumps(config.plain()))) == config
+
+
+@pytest.mark.parametrize("lengthscale", ["0.5", [0.5, "1"], {"x": 1.0}])
+def test_a_length_scale_that_is_no_number_is_refused(lengthscale: Any) -> None:
+    given = {"store": "s.zarr", "model": {"eta": {"lengthscale": lengthscale}}}
+    with pytest.raises(ConfigError, match="lengthscale"):
+        Config.parse(given)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(given, Config.schema())

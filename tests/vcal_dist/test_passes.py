@@ -357,6 +357,22 @@ def test_closing_under_other_noise_ends_where_the_bound_in_the_weights_is_highes
         assert climbed(model, away, observations) < best
 
 
+def test_with_hidden_layers_the_collapsed_density_is_the_bound_of_the_best_weights(kit: Any) -> None:
+    """The height that closing climbs, its weights found anew at θ̃: Gaussian steps of size one, not integrals."""
+    model = kit.model("additive", outputs=2, prior=kit.prior(2), hidden=(3,), free_kappa=True)
+    observations = kit.observations(model, 15, missing=True, noise=True)
+    frame = kit.frame(2, model.eta.width, 30)
+    points = kit.randn(4, 3, 2)
+    density = collapsed_log_density(model, frame, in_blocks(observations, [1, 0, 9, 5]), points, key=(3,))
+    for theta, found in zip(points, density, strict=True):
+        q = FullRank(2, 2, model.width, frame=frame.widen(model.width - model.eta.width), absorbed=True)
+        pin(model, q, in_blocks(observations, [1, 0, 9, 5]), theta, torch.eye(2, dtype=F64), key=(3,))
+        copies = theta.expand(HIDDEN_SAMPLES, -1)
+        statistics = observations_statistics(model, q, observations, key=(3,), theta=copies)
+        bound = statistics.log_likelihood - q.kl_weights() - 0.5 * theta.square().sum() - math.log(2 * math.pi)
+        assert float(found) == pytest.approx(float((bound - observations.log_jacobian.sum()).detach()), abs=1e-8)
+
+
 # --- pinning --------------------------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,15 @@ import pytest
 
 from storage.store import Store, create
 from tests.vcal_dist.training_kit import CHUNK, TRUTH, append, config, generate, metrics, problem, tensors
+from vcal_dist.calibration import CalibrationModel, ModelSettings
+from vcal_dist.gp import GPSettings
+from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.posterior import Posterior
 from vcal_dist.predictive import What
+from vcal_dist.priors import ThetaPrior
+from vcal_dist.schedule import affordable
 from vcal_dist.training import train
+from vcal_dist.work import Work
 
 X = np.linspace(0, 1, 7)[:, None]
 TRANSFORMS: dict[str, Any] = {
@@ -159,3 +165,33 @@ def test_with_steps_enough_theta_is_found(tmp_path: Path) -> None:
     mean, sd = (np.array([getattr(row, part) for row in posterior.summary()]) for part in ("mean", "sd"))
     assert (np.abs(mean - TRUTH) < 4 * sd).all()
     assert (sd < 0.05).all()  # 0.29 before
+
+
+@pytest.mark.parametrize(("weights", "announced"), [("collapsed", "no steps"), ("fullrank", "3 steps")])
+def test_the_plan_announces_steps_of_an_emulator_only_where_they_are_taken(
+    tmp_path: Path, weights: str, announced: str
+) -> None:
+    """With all of η known, integrated weights leave nothing to learn from runs; natural gradients still find q."""
+    store = create(tmp_path / "s.zarr", problem(), chunk_rows=CHUNK)
+    append(store, generate(40, 12))
+    said: list[str] = []
+    known = {"lengthscale": 0.5, "learn": False, "features": {"features": 8, "frequencies": "fixed"}}
+    sections = {"model": {"eta": known, "likelihood_z": {"noise": 0.05, "learn_noise": False}}}
+    steps = {"emulator": {"steps": 3}, "theta": {"steps": 3}, "joint": {"steps": 0}, "starts": 1}
+    run = tmp_path / "run"
+    train(config(tmp_path / "s.zarr", run, weights, **sections, fit=steps), progress=False, say=said.append)
+    (line,) = [line for line in said if line.startswith("  emulator:")]
+    assert announced in line
+    assert "  joint: no steps" in said
+    assert ("emulator" in {row["phase"] for row in metrics(run)}) == (announced != "no steps")
+
+
+def test_samples_of_hidden_layers_count_as_rows_that_the_refinement_of_theta_may_take() -> None:
+    prior = ThetaPrior.from_problem(problem())
+
+    def evaluations(hidden: tuple[int, ...], observations: int) -> int:
+        model = CalibrationModel(1, prior, 1, ModelSettings(eta=GPSettings(hidden=hidden)))
+        return affordable(Work(model, FitSettings(evaluations=512), Totals(100, observations), 0, None))
+
+    assert evaluations((), 3_906) == evaluations((3,), 488) == 512
+    assert evaluations((), 8_000) == evaluations((3,), 1_000) == 250

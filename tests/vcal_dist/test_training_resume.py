@@ -80,6 +80,7 @@ def assert_as_if_never_stopped(run: Path, whole: Path) -> None:
     assert curve(run) == curve(whole)  # every step once, in order, with the same losses
     seconds = [float(row["seconds"]) for row in metrics(run)]
     assert seconds == sorted(seconds)
+    assert Posterior.load(run).record["seconds"] > seconds[-1]  # what earlier attempts took is counted
     assert not list(run.rglob("*.partial"))
     assert (run / "posterior.nc").exists()
 

@@ -123,6 +123,15 @@ def test_without_standardisation_mean_is_zero_and_sd_one() -> None:
     assert torch.equal(scale(z), z)
 
 
+def test_one_output_can_keep_its_units_beside_others_that_are_standardised() -> None:
+    z = torch.stack([torch.arange(4.0), torch.full((4,), 3.0)], 1)  # the second never varies, which is no error here
+    kept = TransformSettings(kind="sqrt", standardise=False)
+    scale = OutputScaling.from_runs(z, [TransformSettings(), kept], ["a", "b"])
+    assert scale.mean.tolist() == [1.5, 0]
+    assert scale.sd.tolist() == pytest.approx([np.std(np.arange(4), ddof=1), 1])
+    torch.testing.assert_close(scale(z)[:, 1], z[:, 1].sqrt())
+
+
 def test_float32_is_scaled_in_float64() -> None:
     z = 1e7 + torch.arange(10.0)[:, None]
     scale = OutputScaling.from_runs(z, [TransformSettings()], ["flow"])
