@@ -24,17 +24,9 @@ from storage.errors import StoreError
 from storage.priors import Uniform
 from storage.problem import CalibrationInput, ControlInput, Output, Problem
 from storage.store import Store, create, exists, open_store
+from vcal_dist.problems.designs import Range, latin_hypercube
 
 Array = NDArray[np.float64]
-
-
-class Range(NamedTuple):
-    """The physical range of a scaled input."""
-
-    low: float
-    high: float
-    unit: str
-    meaning: str
 
 
 RANGES = {
@@ -121,9 +113,9 @@ def paper_error(theta: ArrayLike, x: ArrayLike, truth: ArrayLike = THETA) -> flo
 def generate(runs: int, observations: int, seed: int, theta: ArrayLike = THETA) -> Data:
     """A data set as in the paper: Latin hypercubes for the runs' (x, t) and for the observations' x."""
     rng = np.random.default_rng(seed)
-    u = _latin_hypercube(runs, len(CONTROLS) + len(PARAMETERS), rng)
+    u = latin_hypercube(runs, len(CONTROLS) + len(PARAMETERS), rng)
     x_runs, t = u[:, : len(CONTROLS)], u[:, len(CONTROLS) :]
-    x = _latin_hypercube(observations, len(CONTROLS), rng)
+    x = latin_hypercube(observations, len(CONTROLS), rng)
     return Data(x_runs=x_runs, t=t, z=simulate(x_runs, t), x=x, y=observe(x, rng, theta))
 
 
@@ -155,10 +147,3 @@ def _physical(u: ArrayLike, names: tuple[str, ...]) -> list[Array]:
         raise ValueError(f"expected an array of shape (rows, {len(names)}) with columns {names}, got shape {u.shape}")
     ranges = [RANGES[name] for name in names]
     return [low + (high - low) * column for (low, high, *_), column in zip(ranges, u.T, strict=True)]
-
-
-def _latin_hypercube(rows: int, columns: int, rng: np.random.Generator) -> Array:
-    """Points whose every coordinate falls once into each of `rows` equal cells."""
-    cells = np.stack([rng.permutation(rows) for _ in range(columns)], axis=1)  # (rows, columns)
-    points: Array = (cells + rng.random((rows, columns))) / max(rows, 1)
-    return points

@@ -10,6 +10,7 @@ with 7 runs in [0, 1] × [−5/2, 5/2] and 4 observations. The paper leaves σ_y
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ SIGMA_ETA, A_ETA = 1.0, 1 / 2
 SIGMA_DELTA, A_DELTA = 2 / 10, 1 / 20
 NOISE = 0.01  # σ_z and σ_y
 JITTER = 1e-10  # on the diagonal of covariances, far below NOISE²
+TRANSFORM = TransformSettings(standardise=False)  # of the output: the processes are known in its own units
 DESIGNS = 200  # of which the one with the largest smallest distance is taken
 
 
@@ -61,35 +63,35 @@ def problem() -> Problem:
 def scaling() -> Scaling:
     """Inputs to the unit cube, outputs as they are, in float64: what `model` sees."""
     zero = torch.zeros(1, dtype=torch.float64)
-    return Scaling(problem(), OutputScaling([TransformSettings()], zero, zero + 1, ["response"]), torch.float64)
+    return Scaling(problem(), OutputScaling([TRANSFORM], zero, zero + 1, ["response"]), torch.float64)
+
+
+def settings(features: int = 1000, seed: int = 0, *, delta_features: int | None = None) -> ModelSettings:
+    """The model that the data come from, with `features` features for η and for δ and nothing of it to learn.
+
+    It sees t on the unit interval, where the lengthscale 1/√A_η is shorter by the width of the bounds, and outputs that
+    are not standardised (`TRANSFORM`). δ hardly bends over the unit interval: 40 features are as good as 400.
+    """
+    fixed = FeatureSettings(features=features, orthogonal=True, frequencies="fixed")
+    of_delta = replace(fixed, features=delta_features or features)
+    noise = LikelihoodSettings(noise=NOISE, learn_noise=False)
+    lengthscale, (low, high) = 1 / math.sqrt(A_ETA), BOUNDS
+    return ModelSettings(
+        eta=GPSettings(
+            features=fixed, lengthscale=(lengthscale, lengthscale / (high - low)), amplitude=SIGMA_ETA, learn=False
+        ),
+        delta=GPSettings(features=of_delta, lengthscale=1 / math.sqrt(A_DELTA), amplitude=SIGMA_DELTA, learn=False),
+        likelihood_z=noise,
+        likelihood_y=noise,
+        emulator_residual=False,
+        seed=seed,
+    )
 
 
 def model(features: int = 1000, seed: int = 0) -> CalibrationModel:
-    """The model that the data come from, with `features` features for η and for δ and nothing of it to learn.
-
-    It sees t on the unit interval, where the lengthscale 1/√A_η is shorter by the width of the bounds.
-    """
-    fixed = FeatureSettings(features=features, orthogonal=True, frequencies="fixed")
-    noise = LikelihoodSettings(noise=NOISE, learn_noise=False)
-    lengthscale = 1 / math.sqrt(A_ETA)
-    known = CalibrationModel(
-        controls=1,
-        prior=ThetaPrior.from_problem(problem()),
-        outputs=1,
-        settings=ModelSettings(
-            # A lengthscale that is given is never started anew from the data.
-            eta=GPSettings(features=fixed, lengthscale=lengthscale, amplitude=SIGMA_ETA),
-            delta=GPSettings(features=fixed, lengthscale=1 / math.sqrt(A_DELTA), amplitude=SIGMA_DELTA),
-            likelihood_z=noise,
-            likelihood_y=noise,
-            emulator_residual=False,
-            seed=seed,
-        ),
-        dtype=torch.float64,
-    )
-    low, high = BOUNDS
-    known.eta.last.set_lengthscale(torch.tensor([lengthscale, lengthscale / (high - low)], dtype=torch.float64))
-    return known.requires_grad_(False)
+    """The model of these settings, in float64."""
+    prior = ThetaPrior.from_problem(problem())
+    return CalibrationModel(controls=1, prior=prior, outputs=1, settings=settings(features, seed), dtype=torch.float64)
 
 
 def kernel_eta(u: ArrayLike, v: ArrayLike) -> Array:
@@ -107,6 +109,40 @@ def generate(seed: int, runs: int = 7, observations: int = 4) -> Data:
 
     θ is drawn again until it lies between the bounds, where the runs are: one draw in eighty does not.
     """
+    return _generate(seed, runs, observations)[0]
+
+
+def true_eta(seed: int, points: ArrayLike, runs: int = 7, observations: int = 4) -> Array:
+    """η at points (x, t) (P, 2): one draw (P, 1) of its process given the η that is behind `generate(seed)`."""
+    _, u, eta = _generate(seed, runs, observations)
+    points = np.asarray(points, np.float64)
+    across = kernel_eta(points, u)  # (P, N + n)
+    weights = np.linalg.solve(kernel_eta(u, u) + JITTER * np.eye(len(u)), across.T).T
+    covariance = kernel_eta(points, points) - weights @ across.T
+    values, vectors = np.linalg.eigh(covariance)  # singular at the rows of the data, where a Cholesky factor fails
+    noise = np.random.default_rng([seed, 1]).standard_normal((len(points), 1))
+    drawn: Array = weights @ eta + vectors @ (np.sqrt(values.clip(min=0))[:, None] * noise)
+    return drawn
+
+
+def log_posterior(data: Data, theta: ArrayLike) -> Array:
+    """log p(θ | Y, Z) but for a constant at θ (P,), with the kernels themselves: no features, nothing approximated."""
+    theta, runs = np.asarray(theta, np.float64), len(data.z)
+    u = np.column_stack([data.x_runs, data.t])
+    rows = np.concatenate([data.z, data.y])[:, 0]
+    found = []
+    for value in theta:
+        both = np.concatenate([u, np.column_stack([data.x, np.full(len(data.x), value)])])
+        covariance = kernel_eta(both, both) + NOISE**2 * np.eye(len(both))
+        covariance[runs:, runs:] += kernel_delta(data.x, data.x)
+        lower = np.linalg.cholesky(covariance)
+        white = np.linalg.solve(lower, rows)
+        found.append(-0.5 * white @ white - np.log(np.diag(lower)).sum() - 0.5 * value**2)
+    return np.array(found)
+
+
+def _generate(seed: int, runs: int, observations: int) -> tuple[Data, Array, Array]:
+    """The data, the (x, t) of all their rows (N + n, 2), with the true θ as t of observations, and η there."""
     rng = np.random.default_rng(seed)
     low, high = BOUNDS
     u_runs = _space_filling(runs, 2, rng) * [1, high - low] + [0, low]  # (N, 2)
@@ -114,10 +150,10 @@ def generate(seed: int, runs: int = 7, observations: int = 4) -> Data:
     theta = low - 1
     while not low <= theta <= high:
         theta = float(rng.standard_normal())
-    u = np.concatenate([u_runs, np.column_stack([x, np.full(observations, theta)])])  # (N + n, 2)
+    u = np.concatenate([u_runs, np.column_stack([x, np.full(observations, theta)])])
     eta = _draw(kernel_eta(u, u), rng)
     z, y = np.split(eta + NOISE * rng.standard_normal(eta.shape), [runs])
-    return Data(u_runs[:, :1], u_runs[:, 1:], z, x, y + _draw(kernel_delta(x, x), rng), theta)
+    return Data(u_runs[:, :1], u_runs[:, 1:], z, x, y + _draw(kernel_delta(x, x), rng), theta), u, eta
 
 
 def _gaussian(u: ArrayLike, v: ArrayLike, sigma: float, A: float) -> Array:
