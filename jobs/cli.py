@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands import bench, demo, doctor, ingest, inspect, predict, submit, sweep, train
+from jobs.commands import bench, demo, doctor, ingest, inspect, predict, report, reproduce, submit, sweep, train
 from jobs.commands import jobs as ray_jobs
 from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import stderr, stdout
@@ -33,6 +33,8 @@ app.command("sweep")(sweep.sweep)
 app.add_typer(submit.app, name="submit")
 app.add_typer(ray_jobs.app, name="jobs")
 app.command("predict", cls=ManyValuesCommand)(predict.predict)
+app.command("report")(report.report)
+app.command("reproduce")(reproduce.reproduce)
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except VcalError as error:
         if os.environ.get("VCAL_DEBUG") == "1":
             raise
-        stderr().print(f"error: {error}", style="red")
+        stderr().print(f"error: {error}", style="red", soft_wrap=True)
         sys.exit(1)
 
 

@@ -24,7 +24,7 @@ def stderr() -> Console:
 
 def note(text: str) -> None:
     """Says what goes on, apart from the result."""
-    stderr().print(f"{text} …", style="dim")
+    stderr().print(f"{text} …", style="dim", soft_wrap=True)
 
 
 def _console(stderr: bool) -> Console:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.ray_kit import RayHead
 
+CLUSTERS = ("ray_head", "slurm_kit")  # in the files of tests that wait for one
 ROOT = Path(__file__).resolve().parent.parent
+
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what commands print would be folded
 
 
 @pytest.fixture(scope="session")
@@ -75,8 +81,31 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Who shares a process with whom where `make test` runs two of them side by side.
+
+    Files stay together, for what their tests share, and those that wait for the Ray head or the SLURM, which there is
+    one of, share one process. (Groups of pytest-xdist 3.8 have no effect under pytest 9.2.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "clusters" if _needs_cluster(config.rootpath / file) else file
+
+    return ByFile(config, log)
+
+
+@cache
+def _needs_cluster(path: Path) -> bool:
+    return any(fixture in path.read_text(encoding="utf-8") for fixture in CLUSTERS)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are collected, and deselected where there is none."""
+    """Tests marked `gpu` are deselected where there is none; those that wait for a cluster, the longest, come first."""
+    items.sort(key=lambda item: not _needs_cluster(item.path))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         config.hook.pytest_deselected(items=marked)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jobs.commands.report import write_report
 from jobs.commands.train import say, show, trained
 from jobs.console import stdout
 
@@ -27,7 +28,7 @@ def demo(
         typer.Option("--output", "-o", metavar="DIR", help="Directory to write to; an earlier demo is replaced."),
     ] = Path("runs/demo"),
 ) -> None:
-    """Generate the borehole data set, write the store, calibrate, and show θ beside the truth."""
+    """Generate the borehole data set, write the store, calibrate, show θ beside the truth, and write the report."""
     from jobs.config import configure
     from vcal_dist.problems import borehole
     from vcal_dist.training import is_first
@@ -41,8 +42,10 @@ def demo(
     posterior = trained(config)
     if posterior is None:
         return
-    show(posterior, str(output / RUN), dict(zip(borehole.PARAMETERS, borehole.THETA, strict=True)))
+    truth = dict(zip(borehole.PARAMETERS, borehole.THETA, strict=True))
+    show(posterior, str(output / RUN), truth)
     stdout().print(f"The store lies in {output / STORE}. Look at both with: vcal inspect {output / RUN}")
+    stdout().print(f"Open the report in a browser: {write_report(output / RUN, truth=truth)}", soft_wrap=True)
 
 
 def is_interrupted(output: Path, settings: dict[str, Any]) -> bool:

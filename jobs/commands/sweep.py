@@ -134,12 +134,12 @@ def collected(settings: Sweep) -> Outcome:
 
 def say(line: str) -> None:
     """A line about what goes on."""
-    stderr().print(line, style="dim")
+    stderr().print(line, style="dim", soft_wrap=True)
 
 
 def show(outcome: Outcome) -> None:
     """A table of the trials, best first, and where the results lie."""
-    from jobs.sweeps.outcome import BEST, BEST_CONFIG, MIXTURE, PICTURE, TABLE
+    from jobs.sweeps.outcome import BEST, BEST_CONFIG, MIXTURE, PAGE, TABLE
 
     settings, console = outcome.sweep, stdout()
     metric = settings.settings.metric.replace("_", " ")
@@ -161,13 +161,14 @@ def show(outcome: Outcome) -> None:
         console.print(f"The trials are in {output}: {TABLE}")
         return
     console.print(f"\nThe best is trial {outcome.best.number}. Its run lies in {output / BEST}, its configuration in")
-    console.print(f"{output / BEST_CONFIG} for `vcal train`; all trials are in {TABLE} and {PICTURE} beside it.")
+    console.print(f"{output / BEST_CONFIG} for `vcal train`; all trials are in {TABLE} beside it.")
     if outcome.best.changed:
         console.print(
             "Its rates changed while it trained; that file has only the last ones, and finds another posterior."
         )
     if outcome.mixed:
         console.print(f"The {len(outcome.mixed)} best, combined by their evidence, lie in {output / MIXTURE}.")
+    console.print(f"Look at {output / PAGE}", soft_wrap=True)
 
 
 def _short(value: object) -> str:

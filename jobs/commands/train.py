@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -127,7 +128,7 @@ def told(stopped: Preempted) -> typer.Exit:
     """Says that training was stopped; the exit with its status."""
     from vcal_dist.errors import INTERRUPTED, PREEMPTED
 
-    stderr().print(str(stopped), style="yellow")
+    stderr().print(str(stopped), style="yellow", soft_wrap=True)
     return typer.Exit(INTERRUPTED if stopped.signal == signal.SIGINT else PREEMPTED)
 
 
@@ -165,7 +166,7 @@ def say(line: str) -> None:
     from vcal_dist.training import is_first
 
     if is_first():
-        stderr().print(line, style="dim")
+        stderr().print(line, style="dim", soft_wrap=True)
 
 
 def described(posterior: Posterior, output: str) -> dict[str, object]:
@@ -202,3 +203,4 @@ def show(posterior: Posterior, output: str, truth: dict[str, float] | None = Non
     for name, sigma in posterior.noise.items():
         console.print(f"\nNoise of {name}: {number(sigma, 4)}")
     console.print(f"The result lies in {output}: posterior.nc for ArviZ, posterior.safetensors for `vcal predict`")
+    console.print(f"See it in pictures with: vcal report {shlex.quote(output)}", soft_wrap=True)

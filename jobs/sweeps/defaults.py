@@ -18,14 +18,16 @@ def default_space(config: Config) -> dict[str, dict[str, Any]]:
     processes = {"eta": model.eta} | ({} if model.discrepancy == "none" else {"delta": model.delta})
     for name, process in processes.items():
         key = f"model.{name}"
-        space[f"{key}.lengthscale"] = _around(process.lengthscale or LENGTHSCALE, WIDE)
-        space[f"{key}.amplitude"] = _around(process.amplitude, NARROW)
+        if process.learn and not isinstance(process.lengthscale, tuple):  # one for each input is more than a guess
+            space[f"{key}.lengthscale"] = _around(process.lengthscale or LENGTHSCALE, WIDE)
+        if process.learn:
+            space[f"{key}.amplitude"] = _around(process.amplitude, NARROW)
         M = process.features.features
         even = M // 4 * 2 or M
         space[f"{key}.features.features"] = {"choice": list(dict.fromkeys([even, M, 2 * M]))}
     for name in ("likelihood_z", "likelihood_y"):
         likelihood = getattr(model, name)
-        if likelihood.kind in ("gaussian", "student_t"):
+        if likelihood.kind in ("gaussian", "student_t") and likelihood.learn_noise:
             low, high = _around(likelihood.noise, WIDE)["loguniform"]
             space[f"model.{name}.noise"] = {"loguniform": [max(low, 2 * likelihood.floor), high]}
     space["fit.spread"] = _around(fit.spread or (1.0 if fit.weights == "meanfield" else SPREAD), NARROW)

@@ -3,7 +3,8 @@
 <output>/
   sweep.yaml                what was asked for, with every default; `vcal sweep` of it goes on
   trials/                   a folder for each (jobs.sweeps.trial)
-  trials.csv, sweep.png     what came of them
+  sweep.html                what came of them, to look at
+  trials.csv, sweep.png     the same for programs, and as a picture
   best.yaml, best/          the best trial: a configuration for `vcal train`, and its run
   mixture/                  the best ones combined, if asked for
 """

@@ -1,4 +1,4 @@
-"""What came of a sweep: trials in the order of their merit, the best one as a run and as a configuration, a picture."""
+"""What came of a sweep: trials in the order of their merit, the best one as a run and as a configuration, a page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 
 import yaml
 
-from jobs.sweeps.plot import plot
+from jobs.sweeps.page import page
+from jobs.sweeps.plot import picture
 from jobs.sweeps.settings import Sweep
 from jobs.sweeps.trial import Folder, Trial, read_trials
 from storage.places import write_durably
+from vcal_dist.plots.style import write
 from vcal_dist.posterior import FILE, Posterior
 from vcal_dist.run_directory import CONFIG, LOCK, as_yaml
 
-TABLE, PICTURE, BEST_CONFIG, BEST, MIXTURE = "trials.csv", "sweep.png", "best.yaml", "best", "mixture"
+TABLE, PICTURE, PAGE = "trials.csv", "sweep.png", "sweep.html"
+BEST_CONFIG, BEST, MIXTURE = "best.yaml", "best", "mixture"
 CHANGED = b"""\
 # The rates below are only the last of those that the run in best/ was trained with: they changed on the way
 # (sweep.scheduler=pbt; the trial's result.json has all of them). `vcal train` of this file trains with these from the
@@ -60,13 +63,17 @@ def collect(sweep: Sweep) -> Outcome:
     trials = ranked(read_trials(sweep))
     done = [trial for trial in trials if trial.state == "done"]
     _write_table(sweep, trials)
-    plot(sweep, trials, sweep.output / PICTURE)
+    chart = picture(sweep, trials)
+    if chart is not None:
+        write(chart, sweep.output / PICTURE)
     if done:
         _keep_best(sweep, done[0])
     mixed = done[: sweep.settings.mixture]
     if mixed:
         _mix(sweep, mixed)
-    return Outcome(sweep, trials, tuple(trial.number for trial in mixed))
+    numbers = tuple(trial.number for trial in mixed)
+    write_durably(sweep.output / PAGE, page(sweep, trials, numbers).encode())
+    return Outcome(sweep, trials, numbers)
 
 
 def ranked(trials: list[Trial]) -> list[Trial]:

@@ -1,138 +1,156 @@
-"""A picture of a sweep: for every setting the metric against its values, coloured by the length of the training."""
+"""Charts of a sweep: the metric against every setting, and what longer schedules were worth."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
 
 from jobs.sweeps.settings import Sweep
-from jobs.sweeps.space import Dimension, same
+from jobs.sweeps.space import Dimension
 from jobs.sweeps.trial import Rung, Trial
-from storage.places import write_durably
+from vcal_dist.plots.style import DATA, HEIGHT, PRIOR, TRUTH, rows, styled
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-COLUMNS = 4
-PANEL = (3.4, 2.6)  # inches
+COLUMNS = 3
+PANEL = 250  # width of a chart in the picture of all
 FAR = 4.0  # times the spread of the better half, below which points are shown at the edge
+LABEL = 18  # characters of a choice on its axis
 
 
-def plot(sweep: Sweep, trials: list[Trial], path: Path) -> None:
-    """Writes the picture; `trials` are sorted, best first. Nothing is written before there is a result."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    points = [(trial, rung) for trial in reversed(trials) for rung in trial.rungs]  # the best on top
-    keys = [key for key in sweep.space.dimensions if any(key in trial.settings for trial, _ in points)]
-    if not keys:
-        return
-    columns = min(COLUMNS, len(keys))
-    rows = -(-len(keys) // columns)
-    figure = Figure(figsize=(PANEL[0] * columns + 0.4, PANEL[1] * rows + 0.9), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    low, high = _limits([rung.metric for _, rung in points])
-    for i, axes in enumerate(panels):
-        if i >= len(keys):
-            axes.set_axis_off()
-            continue
-        _panel(axes, sweep, keys[i], points, trials, (low, high))
-        if i % columns == 0:
-            axes.set_ylabel(sweep.settings.metric.replace("_", " "), fontsize=8)
-        else:
-            axes.tick_params(labelleft=False)
-    handles, labels = {}, {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles[label], labels[label] = handle, label
+def picture(sweep: Sweep, trials: list[Trial]) -> Any | None:
+    """All settings in one chart, for a file; None before there is a result. `trials` are sorted, best first."""
+    charts = [_panel(sweep, key, trials).properties(width=PANEL, height=PANEL * 0.75) for key in tried(sweep, trials)]
+    if not charts:
+        return None
     count = f"{len(trials)} trial{'s' if len(trials) != 1 else ''}"
-    figure.suptitle(f"Sweep {sweep.output.name}: {count}", fontsize=10)
-    figure.legend(handles.values(), labels.values(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=130)
-    write_durably(path, data.getvalue())
+    return styled(alt.concat(*charts, columns=COLUMNS, title=f"Sweep {sweep.output.name}: {count}"))
 
 
-def _panel(
-    axes: Axes,
-    sweep: Sweep,
-    key: str,
-    points: list[tuple[Trial, Rung]],
-    trials: list[Trial],
-    limits: tuple[float, float],
-) -> None:
-    from matplotlib import colormaps
-
-    dimension, (low, high) = sweep.space.dimensions[key], limits
-    colours = colormaps["viridis_r"]
-    for rung in sweep.rungs:
-        here = [(trial, found.metric) for trial, found in points if found.rung == rung and key in trial.settings]
-        share = (rung - sweep.rungs[0]) / max(len(sweep.rungs) - 1, 1)
-        options: dict[str, Any] = {"color": colours(0.15 + 0.75 * share), "s": 16 + 14 * share, "linewidths": 0}
-        factor = sweep.budget(sweep.last_rung - rung)
-        name = "whole schedule" if factor == 1 else f"1/{factor} of the schedule"
-        inside = [(_place(dimension, key, trial), value) for trial, value in here if value >= low]
-        below = [_place(dimension, key, trial) for trial, value in here if value < low]
-        if inside:
-            axes.scatter(*zip(*inside, strict=True), label=name, alpha=0.85, **options)
-        if below:
-            axes.scatter(
-                below, [low] * len(below), marker="v", label=None if inside else name, clip_on=False, **options
-            )
-    failed = [_place(dimension, key, t) for t in trials if t.state == "failed" and key in t.settings]
-    if failed:
-        edge = [low] * len(failed)
-        axes.scatter(failed, edge, marker="x", color="firebrick", s=18, linewidths=1, clip_on=False, label="failed")
-    best = trials[0]
-    if best.state == "done" and best.last is not None and key in best.settings:
-        at = (_place(dimension, key, best), best.last.metric)
-        axes.scatter(*at, marker="*", s=110, color="none", edgecolors="crimson", linewidths=1.2, label="best", zorder=5)
-    axes.set_ylim(low, high)
-    axes.set_title(key, fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(visible=True, color="0.92", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    _scale(axes, dimension)
+def panel(sweep: Sweep, key: str, trials: list[Trial]) -> Any:
+    """The metric against one setting, coloured by the length of the training, the best trial in red."""
+    return styled(_panel(sweep, key, trials).properties(width="container", height=HEIGHT))
 
 
-def _scale(axes: Axes, dimension: Dimension) -> None:
-    """The axis of a setting's values: the whole range, so that pictures of one sweep can be compared."""
+def climb(sweep: Sweep, trials: list[Trial]) -> Any:
+    """The metric of every trial after each of its trainings: what the longer schedules were worth."""
+    points = [(trial, rung) for trial in trials for rung in trial.rungs]
+    low, high = _limits([rung.metric for _, rung in points])
+    best = trials[0].number if trials[0].state == "done" else None
+    data = rows(
+        rung=[_schedule(sweep, rung) for _, rung in points],
+        metric=[max(rung.metric, low) for _, rung in points],
+        true=[rung.metric for _, rung in points],
+        trial=[trial.number for trial, _ in points],
+        seconds=[rung.seconds or math.nan for _, rung in points],
+        best=["best" if trial.number == best else "others" for trial, _ in points],
+    )
+    chart = (
+        alt.Chart(data)
+        .mark_line(point=True, clip=True)
+        .encode(
+            x=alt.X("rung:N", sort=[_named(sweep, rung) for rung in sweep.rungs], title=None).axis(labelAngle=0),
+            y=_metric(sweep, low, high),
+            detail="trial:N",
+            color=alt.Color("best:N", title=None).scale(domain=["best", "others"], range=[TRUTH, PRIOR]),
+            tooltip=[alt.Tooltip("trial:N"), alt.Tooltip("true:Q", title=_words(sweep)), alt.Tooltip("seconds:Q")],
+        )
+        .properties(width="container", height=HEIGHT)
+    )
+    return styled(chart)
+
+
+def tried(sweep: Sweep, trials: list[Trial]) -> list[str]:
+    """The settings that some trial with a result has."""
+    return [key for key in sweep.space.dimensions if any(key in trial.settings and trial.rungs for trial in trials)]
+
+
+def _panel(sweep: Sweep, key: str, trials: list[Trial]) -> Any:
+    dimension = sweep.space.dimensions[key]
+    points = [(trial, rung) for trial in reversed(trials) for rung in trial.rungs if key in trial.settings]
+    low, high = _limits([rung.metric for trial in trials for rung in trial.rungs])
+    best = trials[0].number if trials[0].state == "done" else None
+    data = rows(
+        value=[_place(dimension, trial.settings[key]) for trial, _ in points],
+        beside=[(trial.number * 0.618034) % 1.0 for trial, _ in points],
+        metric=[max(rung.metric, low) for _, rung in points],
+        true=[rung.metric for _, rung in points],
+        rung=[_schedule(sweep, rung) for _, rung in points],
+        trial=[trial.number for trial, _ in points],
+        shape=["lower than shown" if rung.metric < low else "shown" for _, rung in points],
+        best=[trial.number == best and rung is trial.last for trial, rung in points],
+    )
+    order = [_named(sweep, rung) for rung in sweep.rungs]
+    shades = ["#c3d3e4", "#7ea3cb", "#2563a8", "#123a68"]
+    colours = [shades[min(len(shades) - 1, i + len(shades) - 1 - len(order))] for i in range(len(order))]
+    base = alt.Chart(data).encode(
+        x=_axis(dimension, key),
+        y=_metric(sweep, low, high),
+        tooltip=[
+            alt.Tooltip("trial:N"),
+            alt.Tooltip("value", type=_kind(dimension), title="value"),
+            alt.Tooltip("true:Q", title=_words(sweep)),
+            alt.Tooltip("rung:N", title="trained with"),
+        ],
+    )
     if dimension.choice is not None:
-        labels = [value if isinstance(value, str) else json.dumps(value) for value in dimension.choice]
-        short = [label if len(label) <= 14 else f"{label[:13]}…" for label in labels]
-        crowded = sum(map(len, short)) > 34
-        axes.set_xticks(range(len(short)), short, rotation=30 if crowded else 0, ha="right" if crowded else "center")
-        axes.set_xlim(-0.5, len(short) - 0.5)
-        return
+        base = base.encode(xOffset=alt.XOffset("beside:Q").scale(domain=[-1, 2]))
+    marks = base.mark_point(filled=True, size=55, opacity=0.9).encode(
+        color=alt.Color("rung:N", title="trained with", sort=order).scale(domain=order, range=colours),
+        shape=alt.Shape("shape:N", legend=None).scale(
+            domain=["shown", "lower than shown"], range=["circle", "triangle-down"]
+        ),
+    )
+    ring = base.mark_point(size=190, strokeWidth=2, color=TRUTH).transform_filter("datum.best")
+    return alt.layer(marks, ring)
+
+
+def _axis(dimension: Dimension, key: str) -> alt.X:
+    """The axis of a setting's values: the whole range, so that charts of one sweep can be compared."""
+    if dimension.choice is not None:
+        order = [_place(dimension, value) for value in dimension.choice]
+        return alt.X("value:N", sort=order, title=key).axis(labelAngle=0, labelOverlap=False).scale(domain=order)
     low, high = dimension.ends
     if dimension.loguniform is None:
-        margin = 0.03 * (high - low)
-        axes.set_xlim(low - margin, high + margin)
-        return
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    margin = (high / low) ** 0.03
-    axes.set_xscale("log")
-    axes.set_xlim(low / margin, high * margin)
-    fine = high / low < 1000
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if fine else (1.0,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+        return (
+            alt.X("value:Q", title=key)
+            .scale(domain=[low, high], nice=False, zero=False, padding=8)
+            .axis(format="~g", tickCount=5)
+        )
+    scale = alt.Scale(type="log", domain=[low, high], nice=False, padding=8)
+    return alt.X("value:Q", title=key, scale=scale).axis(format="~g", tickCount=4)
 
 
-def _place(dimension: Dimension, key: str, trial: Trial) -> float:
-    """Where a trial stands on the axis; on a strip beside its category, trials apart from each other."""
-    value = trial.settings[key]
+def _kind(dimension: Dimension) -> Any:
+    return "quantitative" if dimension.choice is None else "nominal"
+
+
+def _place(dimension: Dimension, value: Any) -> Any:
+    """A value as its axis has it."""
     if dimension.choice is None:
         return float(value)
-    number = next(i for i, choice in enumerate(dimension.choice) if same(choice, value))
-    return number + 0.5 * ((trial.number * 0.618034) % 1.0 - 0.5)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"
+
+
+def _metric(sweep: Sweep, low: float, high: float) -> alt.Y:
+    return (
+        alt.Y("metric:Q", title=_words(sweep)).scale(domain=[low, high], nice=False, zero=False).axis(titleColor=DATA)
+    )
+
+
+def _words(sweep: Sweep) -> str:
+    return sweep.settings.metric.replace("_", " ")
+
+
+def _schedule(sweep: Sweep, rung: Rung) -> str:
+    return _named(sweep, rung.rung)
+
+
+def _named(sweep: Sweep, rung: int) -> str:
+    factor = sweep.budget(sweep.last_rung - rung)
+    return "whole schedule" if factor == 1 else f"1/{factor} of it"
 
 
 def _limits(metrics: list[float]) -> tuple[float, float]:

@@ -67,6 +67,13 @@ def test_without_a_space_what_users_guess_is_tried_around_the_configuration() ->
     assert not any(key.startswith(("model.delta", "fit.theta", "fit.discrepancy_rate")) for key in other)
 
 
+def test_without_a_space_what_is_known_is_not_guessed_at() -> None:
+    known = {"eta": {"lengthscale": 0.4, "learn": False}, "likelihood_z": {"noise": 0.02, "learn_noise": False}}
+    keys = set(sweep({}, model=known).space.dimensions)
+    assert not keys & {"model.eta.lengthscale", "model.eta.amplitude", "model.likelihood_z.noise"}
+    assert {"model.delta.lengthscale", "model.delta.amplitude", "model.likelihood_y.noise"} <= keys
+
+
 def test_the_example_reaches_all_that_the_papers_users_have_to_guess() -> None:
     keys = set(load(CONFIGS / "sweep.yaml").space.dimensions)
     assert {"fit.start.rw", "fit.start.r", "fit.start.Tl", "fit.spread", "fit.weights", "fit.everything.rate"} <= keys

@@ -1,0 +1,108 @@
+"""`vcal report`: a finished run as one page to look at, or its figures as files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from jobs.console import note, stdout
+
+if TYPE_CHECKING:
+    from vcal_dist.run_place import RunPlace
+
+PAGE, FIGURES = "report.html", "figures"
+
+
+def report(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run directory of `vcal train`, several averaged, or a URL.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write, or with --format png and pdf a folder; it is replaced. [RUN/report.html, RUN/figures]",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[
+        Literal["html", "png", "pdf"],
+        typer.Option("--format", help="A page that needs no network, or its figures for a paper."),
+    ] = "html",
+) -> None:
+    """Write a report of a finished run: what the parameters are, how sure that is, and whether to trust it.
+
+    The page holds everything that it shows and asks no network for anything. Rows come from the store that the run
+    was trained on; if that cannot be reached, the report says so and leaves out what needs them.
+    """
+    written = write_report(run, output, kind)
+    stdout().print(str(written), soft_wrap=True)
+
+
+def write_report(
+    run: str | Path,
+    output: Path | None = None,
+    kind: Literal["html", "png", "pdf"] = "html",
+    truth: Mapping[str, float] | None = None,
+) -> str:
+    """Writes the report of a run; where it lies. `truth` is known of examples."""
+    from jobs.run_state import load_posterior
+    from storage.places import write_durably
+    from vcal_dist.errors import ModelError
+    from vcal_dist.report import figures, gather, html
+    from vcal_dist.run_place import run_place
+
+    with run_place(run) as place:
+        place.fetch()
+        if place.remote and not place.path.exists():
+            raise ModelError(f"there is no run at {run}; check the address")
+        _refuse_sweep(place)
+        posterior = load_posterior(place.path)
+        folder = place.path.parent if place.path.is_file() else place.path
+        target = _target(place, folder, output, kind)
+        gathered = gather(folder, posterior, place=place.url, truth=truth, say=note)
+        page = html(gathered, note).encode() if kind == "html" else b""
+        try:
+            if kind == "html":
+                write_durably(target, page)
+            else:
+                figures(gathered, target, kind, note)
+        except OSError as error:
+            raise ModelError(f"cannot write {target}: {error.strerror or error}; choose another --output") from None
+        if output is None:
+            place.send()
+            return f"{place.url.rstrip('/')}/{target.name}" if place.remote else str(target)
+        return str(target)
+
+
+def _refuse_sweep(place: RunPlace) -> None:
+    """A sweep has a page of its own, and runs that can be reported."""
+    from jobs.sweeps.directory import ASKED
+    from jobs.sweeps.outcome import BEST, PAGE
+    from vcal_dist.errors import ModelError
+
+    if not (place.path / ASKED).is_file():
+        return
+    at = place.url.rstrip("/")
+    page = f"its page is {at}/{PAGE}" if (place.path / PAGE).is_file() else "it has no page yet"
+    best = shlex.join(["vcal", "report", f"{at}/{BEST}"])
+    cure = f"report its best run with: {best}" if (place.path / BEST).is_dir() else "none of its trials is finished yet"
+    raise ModelError(f"{at} is a sweep, not a run: {page}; {cure}")
+
+
+def _target(place: RunPlace, folder: Path, output: Path | None, kind: str) -> Path:
+    """Where the report goes."""
+    from jobs.run_state import is_mixture
+
+    name = PAGE if kind == "html" else FIGURES
+    if output is not None:
+        return output / name if kind == "html" and output.is_dir() else output
+    if is_mixture(folder) and not place.remote:  # whose directory holds nothing else
+        return folder.parent / f"{folder.resolve().name}-{name}"
+    return folder / name

@@ -1,0 +1,128 @@
+"""Every chart is drawn for real, whatever the posterior's shape, likelihood, transforms and names are."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vcal_dist.plots.charts_kit import judged, layers, records
+from vcal_dist import plots
+from vcal_dist.errors import ModelError
+from vcal_dist.posterior import Posterior
+
+OF_ALL = ["one of each", pytest.param("many of each", marks=pytest.mark.slow), "averaged"]
+OF_THETA = ["marginal", "pairs", "intervals", "training", "training_theta", "emulator_errors"]
+OF_ROWS = ["observed", "residuals", "coverage", "emulator", "emulator_errors", "training"]  # judged by members
+OF_OUTPUTS = ["root", "log", "counts", "classes"]  # what is known of θ looks the same
+
+
+def charts(posterior: Any) -> dict[str, Callable[[], Any]]:
+    """All charts of a posterior, of its last output and input."""
+    given = posterior.problem
+    member = posterior if isinstance(posterior, Posterior) else posterior.members[0]
+    x, t = (group[-1].name for group in (given.control_inputs, given.calibration_inputs))
+    y = given.outputs[-1].name
+    seen, runs = judged(member, missing=True), judged(member, runs=True, missing=True)
+    found: dict[str, Callable[[], Any]] = {
+        "marginal": lambda: plots.marginal(posterior, t, truth=0.7),
+        "pairs": lambda: plots.pairs(posterior, truth={t: 0.7}),
+        "intervals": lambda: plots.intervals(posterior, truth={t: 0.7}),
+        "observed": lambda: plots.observed(posterior, seen, output=y),
+        "residuals": lambda: plots.residuals(posterior, seen, output=y, against=x),
+        "coverage": lambda: plots.coverage(posterior, seen, output=y),
+        "process": lambda: plots.process(posterior, along=x, output=y, x=seen.x, y=seen.y),
+        "discrepancy": lambda: plots.discrepancy(posterior, along=x, output=y),
+        "emulator": lambda: plots.emulator(posterior, runs, output=y),
+        "emulator_errors": lambda: plots.emulator_errors(posterior, runs, output=y),
+        "sensitivity": lambda: plots.sensitivity(posterior, output=y),
+        "training": lambda: plots.training(records(posterior)),
+        "training_theta": lambda: plots.training_theta(posterior, records(posterior)),
+    }
+    if len(given.control_inputs) > 1:
+        first = given.control_inputs[0].name
+        found["discrepancy_map"] = lambda: plots.discrepancy_map(posterior, along=(first, x), output=y)
+    if member.model.kind == "general":
+        found["warping"] = lambda: plots.warping(posterior, output=y)
+    return found
+
+
+def channels(layer: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for channel, definition in layer.get("encoding", {}).items():
+        yield from ((channel, d) for d in (definition if isinstance(definition, list) else [definition]))
+
+
+@pytest.mark.parametrize("kind", [*OF_ALL, *OF_OUTPUTS])
+def test_every_chart_is_drawn(posteriors: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    made = charts(posteriors[kind])
+    without = OF_THETA if kind in OF_OUTPUTS else OF_ROWS if kind == "averaged" else []
+    made = {name: make for name, make in made.items() if name not in without}
+    for name, make in made.items():
+        chart = make()
+        # Names of users are titles and values, never fields: Vega-Lite reads "a.b" as b of a.
+        units = list(layers(chart))
+        fields = {d["field"] for unit in units for _, d in channels(unit) if "field" in d}
+        fields |= {field for unit in units for row in unit["rows"] for field in row}
+        assert all(re.fullmatch(r"[a-z_0-9]+", field) for field in fields), name
+        path = tmp_path / f"{name}.png"
+        plots.write(chart, path)
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG"), name
+        width, height = struct.unpack(">II", content[16:24])
+        assert width > 400, name
+        assert height > 80, name
+
+
+def test_single_charts_are_as_wide_as_their_page(posteriors: dict[str, Any]) -> None:
+    single = ["marginal", "intervals", "observed", "residuals", "coverage", "process", "discrepancy", "discrepancy_map"]
+    made = charts(posteriors["log"])
+    for name in [*single, "emulator", "sensitivity"]:
+        assert made[name]().to_dict()["width"] == "container", name
+
+
+def test_titles_carry_names_and_units(posteriors: dict[str, Any]) -> None:
+    posterior = posteriors["log"]
+    chart = plots.process(posterior, along=posterior.problem.control_inputs[0].name)
+    titles = {channel: d["title"] for layer in layers(chart) for channel, d in channels(layer) if channel in ("x", "y")}
+    assert titles == {"x": "flow.rate [m]: a x0 (m³/yr)", "y": "flow.rate [m]: a y0 (1/s)"}
+
+
+def test_unknown_names_are_told_with_those_that_are_known(posteriors: dict[str, Any]) -> None:
+    posterior = posteriors["general"]
+    x = posterior.problem.control_inputs[0].name
+    seen = judged(posterior, 10)
+    for make, accepted in (
+        (lambda: plots.marginal(posterior, "nothing"), "t0"),
+        (lambda: plots.pairs(posterior, parameters=["nothing"]), "t0"),
+        (lambda: plots.intervals(posterior, truth={"nothing": 1.0}), "t0"),
+        (lambda: plots.observed(posterior, seen, output="nothing"), "y0"),
+        (lambda: plots.residuals(posterior, seen, against="nothing"), "x0"),
+        (lambda: plots.process(posterior, along="nothing"), "x0"),
+        (lambda: plots.process(posterior, along=x, at={"nothing": 1.0}), "x0"),
+        (lambda: plots.warping(posterior, output="nothing"), "y0"),
+        (lambda: plots.sensitivity(posterior, output="nothing"), "y0"),
+        (lambda: plots.training([], column="nothing"), "loss"),
+    ):
+        with pytest.raises(ModelError, match=rf"(?s)'nothing'.*accepted: .*{accepted}"):
+            make()  # type: ignore[no-untyped-call]
+
+
+def test_what_cannot_be_drawn_is_refused(posteriors: dict[str, Any]) -> None:
+    posterior = posteriors["log"]
+    x = posterior.problem.control_inputs[0].name
+    with pytest.raises(ModelError, match="only 'general' warps"):
+        plots.warping(posterior)
+    with pytest.raises(ModelError, match="along which the chart goes"):
+        plots.process(posterior, along=x, at={x: 0.0})
+    with pytest.raises(ModelError, match=r"is 9, outside its bounds \[-1, 3\]"):
+        plots.process(posterior, along=x, at={posterior.problem.control_inputs[1].name: 9.0})
+    with pytest.raises(ModelError, match="twice"):
+        plots.discrepancy_map(posterior, along=(x, x))
+    with pytest.raises(ModelError, match="they are observations"):
+        plots.emulator_errors(posterior, judged(posterior, 5))
+    with pytest.raises(ModelError, match="none of the 0 records has a loss"):
+        plots.training([])

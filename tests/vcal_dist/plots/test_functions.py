@@ -1,0 +1,86 @@
+"""Charts of functions of the control inputs, and of what warps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.vcal_dist.plots.charts_kit import column, of_mark, subtitle
+from vcal_dist import plots
+from vcal_dist.posterior import Posterior
+from vcal_dist.warping import warp
+
+
+def test_bands_hold_their_means_and_points_are_the_observations(trained: Posterior, data: dict[str, Any]) -> None:
+    chart = plots.process(trained, along="x", x=data["x"], y=data["y"])
+    outcome, process = of_mark(chart, "area")
+    functions, emulator, mean = of_mark(chart, "line")
+    at = column(mean, "value")[:, None]
+    np.testing.assert_allclose(column(mean, "y"), trained.predict(at).mean[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(column(emulator, "y"), trained.predict(at, "emulator").mean[:, 0], rtol=1e-5)
+    for band in (process, outcome):
+        assert (column(band, "low") <= column(mean, "y")).all()
+        assert (column(mean, "y") <= column(band, "high")).all()
+    assert (column(outcome, "low") < column(process, "low")).all()
+    assert (column(process, "high") < column(outcome, "high")).all()
+    assert len({row["number"] for row in functions["rows"]}) == 6
+    (points,) = of_mark(chart, "circle")
+    np.testing.assert_allclose(column(points, "value"), data["x"][:, 0], rtol=1e-5)
+    np.testing.assert_allclose(column(points, "y"), data["y"][:, 0], rtol=1e-5)
+
+
+def test_observations_at_other_values_of_other_inputs_are_not_drawn(posteriors: dict[str, Any]) -> None:
+    posterior = posteriors["log"]
+    name, other = (v.name for v in posterior.problem.control_inputs)
+    chart = plots.process(posterior, along=name, at={other: 2.5}, x=[[0.0, 0.0]], y=[[1.0]])
+    assert not of_mark(chart, "circle")
+    assert "observations are left out" in subtitle(chart)
+    assert f"at {other} = 2.5 m³/yr" in subtitle(chart)
+    mean = of_mark(chart, "line")[-1]
+    grid = np.stack([column(mean, "value"), np.full(81, 2.5)], 1)
+    np.testing.assert_allclose(column(mean, "y"), posterior.predict(grid).mean[:, 0], rtol=1e-5)
+
+
+def test_discrepancy_is_what_the_process_adds(trained: Posterior) -> None:
+    chart = plots.discrepancy(trained, along="x")
+    mean = of_mark(chart, "line")[-1]
+    at = column(mean, "value")[:, None]
+    added = trained.predict(at).mean - trained.predict(at, "emulator").mean
+    np.testing.assert_allclose(column(mean, "y"), added[:, 0], atol=0.02)
+    zero = [layer for layer in of_mark(chart, "rule") if layer["rows"] == [{"y": 0}]]
+    assert len(zero) == 1
+
+
+def test_a_map_has_the_discrepancy_in_every_cell(posteriors: dict[str, Any]) -> None:
+    posterior = posteriors["general"]
+    first, second = (v.name for v in posterior.problem.control_inputs)
+    (cells,) = of_mark(plots.discrepancy_map(posterior, along=(second, first)), "rect")
+    assert len(cells["rows"]) == 900
+    x = np.stack([column(cells, "v"), column(cells, "u")], 1)
+    found = posterior.predict(x, "discrepancy")
+    np.testing.assert_allclose(column(cells, "mean"), found.mean[:, 0], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(column(cells, "sd"), found.sd[:, 0], rtol=1e-3)
+    low, high = cells["encoding"]["color"]["scale"]["domain"]
+    assert low == -high
+
+
+def test_warping_is_drawn_where_the_simulator_goes(posteriors: dict[str, Any]) -> None:
+    posterior = posteriors["root"]
+    name, output = posterior.problem.control_inputs[0].name, posterior.problem.outputs[1].name
+    chart = plots.warping(posterior, at=[{name: 0.0}, {name: 2.0}], output=output)
+    line = of_mark(chart, "line")[1]  # after the dashed one
+    places = list(dict.fromkeys(row["place"] for row in line["rows"]))
+    assert places == [f"{name} = {value} m³/yr" for value in (0, 2)]
+    eta = column(line, "eta", place=places[1])
+    found = warp(posterior, np.full((len(eta), 1), 2.0), eta, output)
+    np.testing.assert_allclose(column(line, "g", place=places[1]), found.mean, rtol=1e-4)
+    np.testing.assert_allclose(column(line, "slope", place=places[1]), found.slope, rtol=1e-3, atol=1e-4)
+    # Where θ puts the simulator is a part of what is drawn.
+    emulated = posterior.predict([[2.0]], "emulator").mean[0, 1]
+    seen = [row["eta"] for row in line["rows"] if row["place"] == places[1] and row["seen"]]
+    assert min(seen) < emulated < max(seen)
+    assert eta.min() <= min(seen)
+    assert max(seen) <= eta.max()
+    assert len(seen) < len(eta) or pytest.approx(1.0) == np.ptp(seen) / np.ptp(eta)

@@ -1,0 +1,130 @@
+"""What is said of a parameter is what its posterior is: against closed forms, and posteriors of known shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy import special
+
+from storage.problem import Problem, parse_problem
+from vcal_dist.answers import Answers, Asked, Block, Predicted
+from vcal_dist.priors import ThetaPrior
+from vcal_dist.report.gathering import Gathered
+from vcal_dist.report.parameters import learned, mode_count, total_variation
+from vcal_dist.report.theta_checks import at_bound, contraction, correlations, several_modes
+from vcal_dist.theta import ThetaPosterior
+
+Components = list[tuple[float, float]]  # mean and sd of θ̃
+
+
+class OfTheta(Answers):
+    """A posterior of θ alone."""
+
+    def __init__(self, problem: Problem, theta: ThetaPosterior) -> None:
+        self.problem, self.record, self._theta = problem, {}, theta
+
+    @property
+    def theta(self) -> ThetaPosterior:
+        return self._theta
+
+    def _predictor(self, asked: Asked) -> Callable[[Block], Predicted]:
+        raise NotImplementedError
+
+    def _made_of(self) -> str:
+        return "θ"
+
+
+def posterior(*parameters: Components, prior: dict[str, Any] | None = None, correlation: float = 0.0) -> OfTheta:
+    problem = parse_problem(
+        {
+            "name": "p",
+            "control_inputs": [{"name": "x", "bounds": [0, 1]}],
+            "calibration_inputs": [
+                {"name": f"t{j}", "bounds": [0, 10], **({} if prior is None else {"prior": prior})}
+                for j in range(len(parameters))
+            ],
+            "outputs": [{"name": "y"}],
+        }
+    )
+    means = torch.tensor([[part[0] for part in of] for of in parameters], dtype=torch.float64).T
+    sds = torch.tensor([[part[1] for part in of] for of in parameters], dtype=torch.float64).T
+    covariances = torch.diag_embed(sds**2)
+    if correlation:
+        covariances[:, 0, 1] = covariances[:, 1, 0] = correlation * sds[:, 0] * sds[:, 1]
+    return OfTheta(problem, ThetaPosterior(ThetaPrior.from_problem(problem), means, covariances))
+
+
+def gathered(of: OfTheta) -> Gathered:
+    return Gathered("here", of, {}, None, {}, None, [])
+
+
+def test_total_variation_of_a_shift_is_that_of_the_closed_form() -> None:
+    # Of N(m, 1) and N(0, 1): 2Φ(m/2) − 1.
+    for shift in (0.0, 0.3, 2.0, 9.0):
+        expected = 2 * special.ndtr(shift / 2) - 1
+        assert math.isclose(total_variation(posterior([(shift, 1.0)]).theta, 0), expected, abs_tol=1e-6)
+
+
+def test_total_variation_of_a_narrow_posterior_is_that_of_the_closed_form() -> None:
+    # N(0, s²) and N(0, 1) cross at ±c, c² = 2s²·ln(1/s)/(1 − s²), and differ by their masses between.
+    s = 0.01
+    c = math.sqrt(2 * math.log(1 / s) * s**2 / (1 - s**2))
+    expected = (2 * special.ndtr(c / s) - 1) - (2 * special.ndtr(c) - 1)
+    assert math.isclose(total_variation(posterior([(0.0, s)]).theta, 0), expected, abs_tol=1e-5)
+
+
+def test_a_posterior_that_is_the_prior_is_not_learned() -> None:
+    row, other, third = learned(posterior([(0.0, 1.0)], [(0.2, 0.05)], [(0.9, 0.8)]))
+    assert (row.kind, other.kind, third.kind) == ("not learned", "learned", "partly")
+    assert math.isclose(row.narrowed, 0, abs_tol=1e-9)
+    assert row.prior_low == pytest.approx(0.5)  # 5 % of a uniform over 0 to 10
+    (check,) = contraction(gathered(posterior([(0.0, 1.0)], [(0.2, 0.05)])))
+    assert check.status == "good"
+    assert "the posterior is the prior: t0" in check.sentence
+    (check,) = contraction(gathered(posterior([(0.0, 1.0)])))
+    assert check.status == "care"
+
+
+@pytest.mark.parametrize(
+    ("components", "count"),
+    [
+        ([(0.0, 1.0)], 1),
+        ([(0.0, 1.05)], 1),  # in θ its density would rise at both ends of a uniform prior
+        ([(-1.0, 0.2), (1.0, 0.2)], 2),
+        ([(-0.1, 0.2), (0.1, 0.2)], 1),
+        ([(-2.0, 0.1), (0.0, 0.1), (2.0, 0.1)], 3),
+    ],
+)
+def test_modes_are_counted(components: Components, count: int) -> None:
+    assert mode_count(posterior(components), 0) == count
+    (check,) = several_modes(gathered(posterior(components)))
+    assert (check.status == "care") == (count > 1)
+
+
+def test_a_posterior_at_a_bound_is_told() -> None:
+    (check,) = at_bound(gathered(posterior([(0.0, 0.5)])))
+    assert check.status == "good"
+    (check,) = at_bound(gathered(posterior([(4.0, 0.1)])))  # θ = 10·Φ(4)
+    assert (check.status, "t0" in check.sentence) == ("bad", True)
+    (check,) = at_bound(gathered(posterior([(0.0, 1.0)], prior={"family": "beta", "a": 0.2, "b": 0.2})))
+    assert check.status == "good"  # the prior itself lies at the ends
+
+
+def test_a_posterior_beyond_the_runs_is_told() -> None:
+    wide = {"family": "normal", "mean": 8.0, "sd": 3.0}
+    (check,) = at_bound(gathered(posterior([(1.0, 0.1)], prior=wide)))  # 11 ± 0.3
+    assert (check.status, "outside" in check.sentence) == ("bad", True)
+
+
+def test_strong_correlations_are_told_by_name() -> None:
+    narrow: Components = [(0.0, 0.1)]
+    (check,) = correlations(gathered(posterior(narrow, narrow, correlation=-0.97)))
+    assert check.status == "care"
+    assert "t0 and t1 (−0.97)" in check.sentence
+    (check,) = correlations(gathered(posterior(narrow, narrow, correlation=0.5)))
+    assert check.status == "good"
+    assert correlations(gathered(posterior(narrow))) == []

@@ -1,0 +1,283 @@
+"""Checks of rows that training did not see: are observations and runs predicted as well as is said?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from vcal_dist.answers import to_numpy
+from vcal_dist.report.check import Check
+from vcal_dist.report.content import Status
+from vcal_dist.report.gathering import Gathered, Sample
+from vcal_dist.report.words import figure, percent, plural, with_unit
+
+LEVEL = 0.9  # of the intervals whose coverage is counted
+BAND = 0.95  # of a binomial count inside which coverage is as it should be, ...
+FAR = 0.999  # ... and outside which it is no accident
+TOLERANCE = 0.03  # a coverage that is off by less does no harm, however many rows say so
+LOW_COVERAGE = 0.8  # below, intervals promise far too much
+TOO_WIDE = 0.97  # above, intervals are wider than they need be
+SMALL_RATIO, LARGE_RATIO = 0.3, 1.0  # emulator's error over noise: 0.3 widens what noise leaves by 4 %, 1 by 41 %
+UNLIKELY = 0.01  # p-value of the Kolmogorov–Smirnov test of PIT values, ...
+DISTANCE = (0.08, 0.2)  # ... which counts from these distances on: rows by the thousand find any flaw
+MOST_UNRELIABLE = 0.5  # share of rows with k̂ above 0.7 that leaves nothing to judge by; fewer ask for care
+FEW = 20  # observations: fewer cannot show that intervals are too narrow
+LEAST_VALUES = 5  # whose distribution means something
+MIDDLE = "Too many lie in the middle: the predictions are less sure than they could be."
+WIDER = (
+    "The intervals are wider than they need be: safe, but not sharp. Check that the observations' own noise is not "
+    "stated too large, and that the emulator is accurate enough."
+)
+
+
+def coverage_of_observations(gathered: Gathered) -> list[Check]:
+    """Do 90 % intervals of new observations hold 90 % of them?"""
+    found = covered(gathered, "observations")
+    if found is None:
+        advice = "Keep some observations out of training and predict them (vcal predict)"
+        if gathered.observations is not None:
+            why = "leaving them out one by one is not reliable here (k̂, below)"
+        else:
+            why = gathered.unreachable or "no observation was kept out of training"
+            advice += ", or bring the store back to where the run found it" if gathered.unreachable else ""
+        return [
+            Check(
+                "Coverage of observations",
+                "care",
+                "unknown",
+                f"Nothing says how well unseen observations are predicted: {why}.",
+                f"{advice}.",
+            )
+        ]
+    rows, share = found
+    status, side = judge_coverage(share, rows)
+    unseen = "that training did not see " if is_held_out(gathered, "observations") else ""
+    left_out = "" if unseen else ", each predicted as if it had been left out"
+    inside = "lies inside its 90 % interval" if rows == 1 else "lie inside their 90 % intervals"
+    sentence = (
+        f"{percent(share)} of the {plural(rows, 'observation')} {unseen}{inside}{left_out}; {_expected(rows)} is what "
+        "chance allows."
+    )
+    if rows < FEW and status == "good":
+        status, side = "care", "few"
+        sentence += " So few can hardly show that the intervals are wrong."
+    advice = {
+        "few": "Nothing speaks against the result, and little for it: more observations would test it.",
+        "low": "The intervals are too narrow. Let the discrepancy be more flexible (model.discrepancy=general, more "
+        "features, shorter length scales), allow heavier tails (model.likelihood_y.kind=student_t), and look for "
+        "outliers among the residuals.",
+        "high": WIDER,
+        "": "",
+    }[side]
+    return [Check("Coverage of observations", status, percent(share), sentence, advice)]
+
+
+def coverage_of_runs(gathered: Gathered) -> list[Check]:
+    """Do the emulator's 90 % intervals hold 90 % of the runs? Too wide ones do no harm: they only add to the noise."""
+    found = covered(gathered, "runs")
+    if found is None:
+        return []
+    rows, share = found
+    status, side = judge_coverage(share, rows)
+    unseen = is_held_out(gathered, "runs")
+    which = plural(rows, "unseen run") if unseen else f"{plural(rows, 'run')}, each left out in turn,"
+    sentence = f"{percent(share)} of {which} lie inside the emulator's 90 % intervals."
+    if side == "high":
+        return [Check("Coverage of runs", "good", percent(share), f"{sentence} Wider than need be, which is safe.")]
+    advice = (
+        "The emulator is surer than it should be: give it more features (model.eta.features.features), more steps "
+        "(fit.emulator.steps), hidden layers, a transform of the output, or more runs."
+        if side
+        else ""
+    )
+    return [Check("Coverage of runs", status, percent(share), sentence, advice)]
+
+
+def judge_coverage(share: float, rows: int) -> tuple[Status, str]:
+    """What a share inside 90 % intervals says, of so many rows; and on which side it is off: low, high or neither.
+
+    Outputs of one row are alike, so rows and not values are counted.
+    """
+    low, high = (edge / rows for edge in stats.binom.interval(BAND, rows, LEVEL))
+    if low <= share <= high or abs(share - LEVEL) <= TOLERANCE:
+        return "good", ""
+    if share > LEVEL:
+        return ("care", "high") if share > TOO_WIDE else ("good", "")
+    beyond_chance = share < stats.binom.interval(FAR, rows, LEVEL)[0] / rows
+    return ("bad" if beyond_chance and share < LOW_COVERAGE else "care"), "low"
+
+
+def pit_uniformity(gathered: Gathered) -> list[Check]:
+    """Are the predicted distributions the right ones? Then the values' places in them are uniform."""
+    sample = gathered.observations
+    if sample is None or (rows := reliable(sample)) is None:
+        return []
+    pit = sample.judged.pit[rows]
+    pit = pit[~np.isnan(pit)]
+    if len(pit) < LEAST_VALUES:
+        return []
+    distance = float(stats.kstest(pit, "uniform").statistic)
+    p_value = float(stats.kstwo.sf(distance, int(rows.sum())))  # outputs of one row are alike: rows count, not values
+    flagged = p_value < UNLIKELY and distance > DISTANCE[0]
+    shape = pit_shape(pit) if flagged else "They spread as evenly as chance allows."
+    # Predictions that are less sure than they could be are no reason not to trust them.
+    harmful = distance > DISTANCE[1] and shape != MIDDLE
+    status: Status = "good" if not flagged else "bad" if harmful else "care"
+    unseen = "unseen observations" if is_held_out(gathered, "observations") else "observations that are left out"
+    sentence = f"Places of {unseen} within their predicted distributions (PIT). {shape}"
+    advice = ""
+    if flagged:
+        advice = (
+            WIDER
+            if shape == MIDDLE
+            else "Look at the residuals against each input: a trend there is a discrepancy that the model cannot "
+            "follow; a steady offset may be a unit or a bias of the instrument."
+        )
+    return [Check("Shape of predictions", status, f"distance {figure(distance, 2)}", sentence, advice)]
+
+
+def pit_shape(pit: NDArray[np.float64]) -> str:
+    """In words: a shift where the mean is off, otherwise a width that is."""
+    mean, spread = float(pit.mean()), float(pit.var() * 12)  # of a uniform: ½ and 1
+    if abs(mean - 0.5) > 0.1:
+        side = "above" if mean > 0.5 else "below"
+        return f"Observations tend to lie {side} their predictions."
+    if spread > 1:
+        return "Too many lie in the tails: the predictions are surer than they should be."
+    return MIDDLE
+
+
+def emulator_error(gathered: Gathered) -> list[Check]:
+    """Is the emulator good enough for these observations? Its error, beside the noise, must be small."""
+    found = []
+    for name, error, noise in emulator_and_noise(gathered):
+        ratio = error / noise if noise > 0 else math.inf
+        status: Status = "good" if ratio <= SMALL_RATIO else "care" if ratio <= LARGE_RATIO else "bad"
+        found.append((ratio, status, name, error, noise))
+    if not found:
+        return []
+    ratio, status, name, error, noise = max(found)
+    several = len(found) > 1
+    about = f"For '{name}', the worst of {len(found)} outputs, the" if several else "The"
+    what = {
+        "good": "small beside the noise: a better emulator would hardly change θ.",
+        "care": "not small beside the noise: it widens what can be known of θ.",
+        "bad": "larger than the noise: it limits what can be known of θ.",
+    }[status]
+    unit = next(output.unit for output in gathered.posterior.problem.outputs if output.name == name)
+    transform = transform_of(gathered, name)
+    scale = f", on the scale of its transform ({transform})" if transform != "none" else ""
+    shown = [with_unit(figure(value), "" if scale else unit) for value in (error, noise)]
+    unseen = "unseen runs" if is_held_out(gathered, "runs") else "runs that are left out"
+    sentence = (
+        f"{about} emulator misses {unseen} by {shown[0]} (root mean square{scale}); an observation's noise is "
+        f"{shown[1]}. That is {what}"
+    )
+    advice = (
+        ""
+        if status == "good"
+        else "Give the emulator more features (model.eta.features.features) or steps, a transform of a skewed output, "
+        "hidden layers for sharp features, or more runs where the errors are largest."
+    )
+    return [Check("Emulator's error", status, f"{figure(ratio, 2)} × noise", sentence, advice)]
+
+
+def emulator_and_noise(gathered: Gathered) -> list[tuple[str, float, float]]:
+    """For every output its name, the emulator's root mean square error at unseen runs, and the noise of y beside it.
+
+    The noise is σ_y with the middle one of the observations' own. Both are on the scale of the output's transform,
+    where σ_y is the same everywhere. Counts and classes have no σ_y, and runs that are counts scatter themselves:
+    nothing is said of them.
+    """
+    runs, field, member = gathered.runs, gathered.observations, gathered.member
+    if runs is None or member.model.likelihood_z.kind not in ("gaussian", "student_t"):
+        return []
+    outputs = member.scaling.outputs
+    mean, z = (outputs(torch.from_numpy(part), check=False) for part in (runs.judged.mean, runs.judged.y))
+    errors = to_numpy((mean - z) * outputs.sd)
+    found = []
+    for k, (name, noise) in enumerate(member.noise.items()):
+        known = errors[np.isfinite(errors[:, k]), k]
+        if not len(known):
+            continue
+        if field is not None and field.noise is not None:
+            slope = outputs.transforms[k].log_slope(torch.from_numpy(field.judged.y[:, k])).exp().numpy()  # dT/dy
+            own = field.noise[:, k] * slope
+            own = own[np.isfinite(own)]
+            noise = math.hypot(noise, float(np.median(own)) if len(own) else 0.0)
+        found.append((name, math.sqrt(float(np.square(known).mean())), noise))
+    return found
+
+
+def transform_of(gathered: Gathered, output: str) -> str:
+    """The kind of an output's transform."""
+    outputs = gathered.member.scaling.outputs
+    return outputs.transforms[outputs.names.index(output)].kind
+
+
+def left_out(gathered: Gathered) -> list[Check]:
+    """Can leaving out be computed without training again? k̂ of its importance weights says for which rows."""
+    found: list[Check] = []
+    for table in ("observations", "runs"):
+        sample = gathered.sample(table)
+        if sample is None or sample.judged.method != "leave one out":
+            continue
+        bad = int(np.sum(sample.judged.unreliable))
+        share = bad / sample.rows
+        status: Status = "good" if bad == 0 else "care" if share <= MOST_UNRELIABLE else "bad"
+        # Runs matter less: their emulator is judged by what it does to the observations.
+        status = "care" if table == "runs" and status == "bad" else status
+        sentence = (
+            f"Leaving out one of the {sample.rows:,} {table} at a time is reliable for all of them."
+            if bad == 0
+            else f"For {plural(bad, table.removesuffix('s'))} of {sample.rows:,}, what is predicted without it is "
+            "uncertain (k̂ above 0.7): each carries much of what is known."
+        )
+        advice = (
+            "" if bad == 0 else "Look at these rows for mistakes. More rows near them would make the result firmer."
+        )
+        found.append(Check(f"Leaving out {table}", status, f"{bad} of {sample.rows:,}", sentence, advice))
+    return found
+
+
+def covered(gathered: Gathered, table: str) -> tuple[int, float] | None:
+    """Rows, and the share of their values inside their intervals; None where nothing can be said.
+
+    Rows that cannot be left out reliably are left aside. Without rows, what training has recorded counts.
+    """
+    sample = gathered.sample(table)
+    if sample is not None:
+        rows = reliable(sample)
+        if rows is None:
+            return None
+        y, low, high = (part[rows] for part in (sample.judged.y, sample.judged.low, sample.judged.high))
+        known = ~np.isnan(y)
+        return int(rows.sum()), float(((y >= low) & (y <= high))[known].mean())
+    recorded = (gathered.record.get("assessment") or {}).get(table)
+    if recorded is None or recorded.get("unreliable", 0) > MOST_UNRELIABLE * recorded["rows"]:
+        return None
+    return int(recorded["rows"]), float(recorded["coverage"])
+
+
+def is_held_out(gathered: Gathered, table: str) -> bool:
+    """Whether rows that are judged were kept out of training, and not left out one by one."""
+    sample = gathered.sample(table)
+    if sample is not None:
+        return sample.judged.method == "held out"
+    recorded = (gathered.record.get("assessment") or {}).get(table) or {}
+    return bool(recorded.get("method", "held out") == "held out")
+
+
+def reliable(sample: Sample) -> NDArray[np.bool_] | None:
+    """The rows that were not seen, or can be left out reliably; None if these are the fewer."""
+    rows: NDArray[np.bool_] = ~sample.judged.unreliable
+    return rows if rows.mean() >= 1 - MOST_UNRELIABLE else None
+
+
+def _expected(rows: int) -> str:
+    low, high = stats.binom.interval(BAND, rows, LEVEL)
+    return f"{percent(low / rows)} to {percent(high / rows)}"
