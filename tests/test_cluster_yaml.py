@@ -20,8 +20,8 @@ def cloud(root: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def lab(root: Path) -> dict[str, Any]:
-    """The one in the README."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", (root / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    """The one in the documentation."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (root / "docs/clusters.md").read_text(encoding="utf-8"), re.M | re.S)
     [block] = [block for block in blocks if block.startswith("cluster_name: vcal-lab")]
     return yaml.safe_load(block)
 

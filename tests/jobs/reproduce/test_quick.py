@@ -1,0 +1,92 @@
+"""`vcal reproduce all --quick`: the paper's four experiments at small sizes, from files to figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("illustrative", "cell", "radionuclide", "borehole")
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quick")
+
+
+@pytest.fixture(scope="module")
+def printed(output: Path) -> str:
+    """The command itself, as a user runs it."""
+    command = [sys.executable, "-m", "jobs.cli", "reproduce", "all", "--quick", "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def results(printed: str, output: Path) -> dict[str, dict[str, Any]]:
+    return {name: json.loads((output / name / "results.json").read_text()) for name in NAMES}
+
+
+def ours(results: dict[str, dict[str, Any]], name: str) -> dict[str, float]:
+    return {key: found["median"] for key, found in results[name]["ours"].items() if found is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_experiment_prints_the_papers_figures_beside_ours_and_leaves_figures(
+    printed: str, results: dict[str, dict[str, Any]], output: Path
+) -> None:
+    for name, found in results.items():
+        assert found["title"].split("(")[0].strip()[:20] in printed
+        assert found["quick"]
+        assert found["versions"]["torch"]
+        assert found["paper"].keys() == found["ours"].keys() == found["floor"].keys() == found["figures"].keys()
+        pictures = sorted((output / name / "figures").iterdir())
+        assert {path.suffix for path in pictures} == {".png", ".pdf"}
+        assert all(path.stat().st_size > 5000 for path in pictures)
+    assert results["cell"]["paper"]["additive"] == 1.83
+    assert results["cell"]["paper"]["koh"] == 5.10
+    assert results["borehole"]["paper"]["seconds_default"] == pytest.approx(1.4 * 3600)
+
+
+@pytest.mark.slow
+def test_the_default_is_nearest_to_the_exact_posterior(results: dict[str, dict[str, Any]]) -> None:
+    found = ours(results, "illustrative")
+    assert found["distance_collapsed"] < 0.15
+    assert found["distance_collapsed"] < min(found["distance_fullrank"], found["distance_meanfield"])
+    assert found["sd_collapsed"] == pytest.approx(results["illustrative"]["floor"]["sd_collapsed"], rel=0.2)
+
+
+@pytest.mark.slow
+def test_the_cell_is_calibrated_better_than_in_the_paper(results: dict[str, dict[str, Any]]) -> None:
+    found = ours(results, "cell")
+    assert results["cell"]["floor"]["l2"] == pytest.approx(0.642, abs=5e-4)
+    assert 0.642 < found["l2"] < 1.31
+    assert 0.642 < found["additive"] < 4.0
+    assert 0.642 < found["general"] < 4.0
+
+
+@pytest.mark.slow
+def test_a_deep_emulator_captures_the_spike_and_a_shallow_one_does_not(results: dict[str, dict[str, Any]]) -> None:
+    found = ours(results, "radionuclide")
+    spike = results["radionuclide"]["details"][0]["spike"]["nature"]
+    assert found["spike_truth_deep"] < 0.1 * spike
+    assert found["spike_truth_shallow"] > 2 * found["spike_truth_deep"]
+    assert found["lpd_deep"] > found["lpd_shallow"] + 0.5
+    assert found["rmse_deep"] < 0.7 * found["rmse_shallow"]
+
+
+@pytest.mark.slow
+def test_the_borehole_reaches_its_floor_with_the_truth_inside(results: dict[str, dict[str, Any]]) -> None:
+    found, floor = ours(results, "borehole"), results["borehole"]["floor"]["measure_default"]
+    assert floor == pytest.approx(0.008, abs=5e-4)
+    assert 0.8 * floor < found["measure_default"] < 0.012
+    assert 0.3 < found["measure_uniform"] < 0.45
+    assert found["inside_default"] == 3
+    assert found["emulator_default"] < 0.01 < found["emulator_meanfield"]
+    assert found["sigma_default"] == pytest.approx(0.005, rel=0.1)
