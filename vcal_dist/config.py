@@ -114,7 +114,7 @@ class Config(Section):
     data: DataSettings = DataSettings()
     devices: DeviceSettings = DeviceSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
-    record_every: Count = 20  # steps between rows of the metrics
+    record_every: Count = 20  # steps between rows of the metrics; fewer in short stages of θ
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], source: str = "the configuration") -> Self:

@@ -18,6 +18,7 @@ from vcal_dist.metrics import METRICS, read_metrics
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import learned_theta
 
+RECORDS = 50  # of a stage, at least where it has so many steps: fewer cannot tell whether its loss has settled
 COLUMNS = ["step", "phase", "leg", "batch", "seconds", "rows_per_second", "wait_fraction", "loss", "emulator_error"]
 
 
@@ -63,8 +64,11 @@ class Records(Callback):
     ) -> None:
         assert isinstance(module, CalibrationModule)
         self.rows += sum(len(part.weight) for part in batch if part is not None)
-        last = module.schedule.batch == module.leg_batches
-        if last or (module.outcome.loss is not None and module.schedule.batch % self.every == 0):
+        schedule, last = module.schedule, module.schedule.batch == module.leg_batches
+        # Where runs are read, a record costs as much as a step: it finds the emulator's error.
+        reads_runs = schedule.phase is not None and schedule.phase.feed.runs is not None
+        every = self.every if reads_runs else min(self.every, max(1, module.leg_batches // RECORDS))
+        if last or (module.outcome.loss is not None and schedule.batch % every == 0):
             self._record(trainer, module)
 
     def _record(self, trainer: Trainer, module: CalibrationModule) -> None:

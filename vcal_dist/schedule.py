@@ -324,12 +324,12 @@ def _refinement(work: Work) -> Phase:
     A joint Gaussian has weights that are linear in θ̃ with one covariance everywhere; where θ̃ is uncertain and η
     curved, that makes its θ̃ too narrow, and no Gaussian is skewed. Here w is Gaussian given θ̃, around each component.
     """
-    found, model, settings = work.found, work.model, work.settings
+    found, model = work.found, work.model
 
     def do() -> None:
         evaluations = affordable(work)
-        few = evaluations < 32 * (model.prior.dim + 1)
-        if settings.weights != "collapsed" or not is_conjugate(model) or few or not work.complete:
+        found.unrefined = _why_not(work, evaluations)
+        if found.unrefined:
             return
         assert work.observations is not None
         assert found.frame is not None
@@ -343,13 +343,13 @@ def _refinement(work: Work) -> Phase:
         )
 
         def density(theta: Tensor) -> Tensor:
-            size = (
-                BLOCK // 4 if model.random else max(PASS_ROWS // len(theta), 1)
-            )  # points come one by one, or together
+            # Points come one by one where hidden layers are random, together where not.
+            size = BLOCK // 4 if model.random else max(PASS_ROWS // len(theta), 1)
             return collapsed_log_density(model, frame, lambda: blocks(rows, size), theta, key=(work.seed, 5))
 
         found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
         if found.adapted.effective < 4 * (model.prior.dim + 1):  # too few points carry it to say more
+            found.unrefined = f"of {evaluations} points that were tried, too few have any weight"
             return
         mixture = found.adapted.mixture
         components: list[Weights] = []
@@ -360,6 +360,22 @@ def _refinement(work: Work) -> Phase:
         found.components, found.log_weights = components, mixture.log_weights
 
     return Instant("refinement", do)
+
+
+def _why_not(work: Work, evaluations: int) -> str:
+    """What keeps a mixture from following the exact posterior of θ̃, if anything does."""
+    model, settings, needed = work.model, work.settings, 32 * (work.model.prior.dim + 1)
+    if settings.weights != "collapsed":
+        return f"weights are '{settings.weights}'"
+    if model.kind == "general":
+        return "under a general discrepancy the weights do not integrate out"
+    if not is_conjugate(model):
+        return "where the noise is not Gaussian the weights do not integrate out"
+    if settings.evaluations < needed:
+        return f"fit.evaluations is {settings.evaluations}, and {needed} are needed"
+    if evaluations < needed or not work.complete:
+        return f"{work.totals.observations:,} observations would make that slow"
+    return ""
 
 
 def affordable(work: Work) -> int:

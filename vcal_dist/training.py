@@ -126,6 +126,7 @@ def _train(
             "seconds": time.perf_counter() - begun,
             "assessment": assess(prepared, fitted),
             "counts": fitted.counts,
+            "theta": fitted.way(config.fit.weights),
             "log_evidence_runs": fitted.log_evidence_runs,
             "bound": fitted.bound,
         }

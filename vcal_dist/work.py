@@ -14,7 +14,7 @@ from vcal_dist.families import from_state, to_state
 from vcal_dist.fullrank import Frame
 from vcal_dist.mixture import Adapted, Mixture
 from vcal_dist.passes import Closing
-from vcal_dist.plan import FitSettings, Totals
+from vcal_dist.plan import Family, FitSettings, Totals
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.weights import Weights
 
@@ -31,6 +31,7 @@ class Found:
     log_weights: Tensor | None = None  # (C,)
     closings: list[Closing] = field(default_factory=list)
     adapted: Adapted | None = None
+    unrefined: str = ""  # why no mixture follows the exact posterior, if none does
     counts: dict[str, int] = field(default_factory=lambda: {"damped": 0})
 
     def state(self) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Found:
             "log_weights": self.log_weights,
             "closings": self.closings,
             "adapted": self.adapted,
+            "unrefined": self.unrefined,
             "counts": self.counts,
         }
 
@@ -62,6 +64,7 @@ class Found:
             log_weights=state["log_weights"],
             closings=[Closing(*closing) for closing in state["closings"]],
             adapted=adapted,
+            unrefined=state["unrefined"],
             counts=dict(state["counts"]),
         )
 
@@ -98,6 +101,7 @@ class Fitted:
     log_evidence_runs: float | None = None
     counts: dict[str, int] = field(default_factory=dict)
     adapted: Adapted | None = None  # the importance sample behind a mixture
+    unrefined: str = ""  # why no mixture follows the exact posterior, if none does
 
     @classmethod
     def from_work(cls, work: Work) -> Fitted:
@@ -112,7 +116,18 @@ class Fitted:
             found.log_evidence_runs,
             found.counts,
             found.adapted,
+            found.unrefined,
         )
+
+    def way(self, family: Family) -> dict[str, Any]:
+        """How q(θ) came about, for whoever asks whether to trust it."""
+        return {
+            "family": family,
+            "converged": all(closing.converged for closing in self.closings[:1]),  # the best mode's come first
+            "unrefined": self.unrefined,
+            "evaluations": 0 if self.adapted is None else len(self.adapted.points),
+            "effective": 0.0 if self.adapted is None else self.adapted.effective,
+        }
 
     def cpu(self) -> Fitted:
         """The same, moved to the host."""

@@ -27,7 +27,8 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="File to write, or with --format png and pdf a folder; it is replaced. [RUN/report.html, RUN/figures]",
+            help="File to write or replace, or with --format png and pdf a folder to which figures are added: those "
+            "of other names stay. [RUN/report.html, RUN/figures]",
             show_default=False,
         ),
     ] = None,

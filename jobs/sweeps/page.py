@@ -11,6 +11,7 @@ import vcal_dist
 from jobs.sweeps.plot import climb, panel, tried
 from jobs.sweeps.settings import Sweep
 from jobs.sweeps.trial import Folder, Trial
+from vcal_dist.plots.naming import label
 from vcal_dist.plots.style import DATA, POSTERIOR, TRUTH, rows, styled
 from vcal_dist.posterior import Posterior
 from vcal_dist.report.answer import Answer, Tile
@@ -111,8 +112,7 @@ def _agreement(sweep: Sweep, trials: list[Trial]) -> list[Block]:
     parameters = summaries[done[0].number]
     for j, parameter in enumerate(parameters[:PARAMETERS]):
         found = [summaries[trial.number][j] for trial in done]
-        title = f"{parameter.name} ({parameter.unit})" if parameter.unit else parameter.name
-        chart = _intervals([trial.number for trial in done], found, title)
+        chart = _intervals([trial.number for trial in done], found, label(parameter))
         blocks.append(Figure(f"agreement-{j + 1}", chart, "", "half"))
     if len(parameters) > PARAMETERS:
         blocks.append(Text(f"The other {len(parameters) - PARAMETERS} parameters are left out.", "note"))

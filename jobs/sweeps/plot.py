@@ -16,7 +16,7 @@ from vcal_dist.plots.style import DATA, HEIGHT, PRIOR, TRUTH, rows, styled
 COLUMNS = 3
 PANEL = 250  # width of a chart in the picture of all
 FAR = 4.0  # times the spread of the better half, below which points are shown at the edge
-LABEL = 18  # characters of a choice on its axis
+LABEL = 20  # pixels of a choice on its axis at least; pointing at a mark shows the whole text
 
 
 def picture(sweep: Sweep, trials: list[Trial]) -> Any | None:
@@ -110,7 +110,9 @@ def _axis(dimension: Dimension, key: str) -> alt.X:
     """The axis of a setting's values: the whole range, so that charts of one sweep can be compared."""
     if dimension.choice is not None:
         order = [_place(dimension, value) for value in dimension.choice]
-        return alt.X("value:N", sort=order, title=key).axis(labelAngle=0, labelOverlap=False).scale(domain=order)
+        room = max(PANEL // len(order) - 6, LABEL)
+        axis = alt.Axis(labelAngle=0, labelOverlap=False, labelLimit=room)
+        return alt.X("value:N", sort=order, title=key, axis=axis).scale(domain=order)
     low, high = dimension.ends
     if dimension.loguniform is None:
         return (
@@ -130,8 +132,7 @@ def _place(dimension: Dimension, value: Any) -> Any:
     """A value as its axis has it."""
     if dimension.choice is None:
         return float(value)
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _metric(sweep: Sweep, low: float, high: float) -> alt.Y:

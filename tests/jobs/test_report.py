@@ -46,6 +46,42 @@ def test_figures_are_written_where_one_wants_them(
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 
+def test_figures_show_units_that_vega_lite_would_read_as_code(tmp_path: Path) -> None:
+    run = trained(tmp_path, parameters=1, observations=10, runs=60, strange=True)
+    assert report(run, "--format", "pdf") == 0
+    assert len(list((run / "figures").glob("*.pdf"))) >= 12
+
+
+def test_a_figure_that_cannot_be_drawn_is_told_with_its_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(*_: object, **__: object) -> bytes:
+        raise ValueError("Vega-Lite to PNG conversion failed:\nError: no such thing\n    at l (https://cdn/vega:1:2)")
+
+    monkeypatch.setattr("vl_convert.vegalite_to_png", convert)
+    assert report(run, "--format", "png", "-o", tmp_path / "p") == 1
+    said = capsys.readouterr().err
+    assert "marginal-t0.png" in said.replace("\n", "")
+    assert "Error: no such thing" in " ".join(said.split())
+    assert "cdn" not in said
+
+
+def test_figures_are_added_to_a_folder_and_the_help_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.png").write_text("mine")
+    (tmp_path / "pairs.png").write_text("of an earlier report, with another parameter")
+    (tmp_path / "marginal-t0.png").write_text("of an earlier report")
+    assert report(run, "--format", "png", "-o", tmp_path) == 0
+    assert (tmp_path / "mine.png").read_text() == "mine"
+    assert (tmp_path / "pairs.png").is_file()
+    assert (tmp_path / "marginal-t0.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "300")
+    assert report("--help") == 0
+    assert "a folder to which figures are added" in " ".join(capsys.readouterr().out.split())
+
+
 def test_an_average_is_reported_beside_its_directory(run: Path, tmp_path: Path) -> None:
     posterior = Posterior.load(run)
     mixture = tmp_path / "mixture"

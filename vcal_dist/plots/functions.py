@@ -13,7 +13,7 @@ from vcal_dist.errors import ModelError
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.mixed import Averaged
 from vcal_dist.plots.naming import NUMBER, label, output_place, place, point, where
-from vcal_dist.plots.style import DATA, HEIGHT, OTHER, POSTERIOR, PRIOR, hover, rows, styled, titled
+from vcal_dist.plots.style import DATA, HEIGHT, OTHER, POSTERIOR, PRIOR, hover, rows, single, styled, titled
 from vcal_dist.posterior import Posterior
 from vcal_dist.predictive import What, is_affine
 
@@ -77,7 +77,7 @@ def process(
         alt.Tooltip("eta:Q", title="emulator alone", format=NUMBER),
     ]
     layers.append(hover(rows(value=values, mean=f.mean, low=f.low, high=f.high, eta=eta), abscissa, tips))
-    return _single(
+    return single(
         layers, f"{problem.outputs[k].name} along {along}", "means, 90 % bands and functions f may be", others, note
     )
 
@@ -107,7 +107,7 @@ def discrepancy(
         hover(rows(value=values, mean=delta.mean, low=delta.low, high=delta.high), abscissa, tips),
     ]
     title = f"Discrepancy of {problem.outputs[k].name} along {along}"
-    return _single(layers, title, "mean, 90 % band and functions it may be", others)
+    return single(layers, title, "mean, 90 % band and functions it may be", others)
 
 
 def discrepancy_map(
@@ -270,10 +270,3 @@ def _functions(values: Array, samples: Array, x: Any, name: str) -> Any:
     data = rows(value=np.tile(values, len(samples)), y=samples.reshape(-1), number=number)
     mark = alt.Chart(data).mark_line(strokeWidth=0.8, opacity=0.55, color=POSTERIOR)
     return mark.encode(x, alt.Y("y:Q", title=name), detail="number:N")
-
-
-def _single(layers: list[Any], title: str, *notes: str) -> alt.LayerChart:
-    import altair as alt
-
-    chart: alt.LayerChart = styled(titled(alt.layer(*layers), title, *notes, width="container", height=HEIGHT))
-    return chart

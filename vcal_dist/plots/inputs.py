@@ -9,7 +9,8 @@ import numpy as np
 from vcal_dist.answers import Answers
 from vcal_dist.assessment import Judged
 from vcal_dist.errors import ModelError
-from vcal_dist.plots.naming import NUMBER, label, output_place
+from vcal_dist.plots.naming import NUMBER, label, unit
+from vcal_dist.plots.predictions import doubts, known_rows
 from vcal_dist.plots.style import OTHER, POSTERIOR, rows, styled, titled
 
 if TYPE_CHECKING:
@@ -24,13 +25,10 @@ def emulator_errors(posterior: Answers, judged_runs: Judged, *, output: str | No
     import altair as alt
 
     problem = posterior.problem
-    k = output_place(problem, output)
-    variable, t = problem.outputs[k], judged_runs.t
+    t = judged_runs.t
     if t is None:
         raise ModelError("these rows have no calibration inputs: they are observations; judge runs with `judge_runs`")
-    known = ~np.isnan(judged_runs.y[:, k])
-    if not known.any():
-        raise ModelError(f"no run knows the output '{variable.name}'; there is nothing to draw: leave it out")
+    k, variable, known = known_rows(posterior, judged_runs, output)
     squares = np.square(judged_runs.y[known, k] - judged_runs.mean[known, k])
     inputs = (*problem.control_inputs, *problem.calibration_inputs)
     values = np.concatenate([judged_runs.x[known], t[known]], 1)
@@ -46,7 +44,7 @@ def emulator_errors(posterior: Answers, judged_runs: Judged, *, output: str | No
         columns["count"] += counts[filled].tolist()
     overall = float(np.sqrt(squares.mean()))
     x = alt.X("start:Q", title=None, axis=alt.Axis(tickCount=3, grid=False), scale=alt.Scale(nice=False, zero=False))
-    y = alt.Y("rmse:Q", title=f"RMSE ({variable.unit})" if variable.unit else "RMSE", axis=alt.Axis(tickCount=4))
+    y = alt.Y("rmse:Q", title=f"RMSE ({unit(variable)})" if unit(variable) else "RMSE", axis=alt.Axis(tickCount=4))
     tips = [
         alt.Tooltip("start:Q", title="from", format=NUMBER),
         alt.Tooltip("end:Q", title="to", format=NUMBER),
@@ -62,5 +60,7 @@ def emulator_errors(posterior: Answers, judged_runs: Judged, *, output: str | No
     panels = alt.layer(bars, mean, data=rows(**columns)).properties(width=150, height=90)
     whole = panels.facet(facet, columns=min(COLUMNS, len(labels))).resolve_scale(x="independent")
     note = f"{known.sum():,} runs; dashed: over all of them, {overall:.3g}"
-    chart: alt.FacetChart = styled(titled(whole, f"The emulator's error by input: {variable.name}", note))
+    chart: alt.FacetChart = styled(
+        titled(whole, f"The emulator's error by input: {variable.name}", note, doubts(judged_runs, k))
+    )
     return chart

@@ -1,7 +1,8 @@
 """How a problem's variables are named in charts, found by their names, and chosen.
 
 Vega-Lite reads dots, brackets and colons in a field's name as operators. So names of users are never names of fields:
-they are titles, or values in the data.
+they are titles, or values in the data. Of titles it makes code too, and escapes no more than their quotes
+(https://github.com/vega/vega-lite/pull/7640): units, which are free text, are shown without what breaks it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from storage.problem import ControlInput, Problem, Variable
-from vcal_dist.answers import Array
+from vcal_dist.answers import Array, ParameterSummary
 from vcal_dist.errors import ModelError
 
 NUMBER = ".4~g"  # in tooltips
 
 
-def label(variable: Variable) -> str:
+def label(variable: Variable | ParameterSummary) -> str:
     """A name with its unit."""
-    return f"{variable.name} ({variable.unit})" if variable.unit else variable.name
+    return f"{variable.name} ({unit(variable)})" if unit(variable) else variable.name
+
+
+def unit(variable: Variable | ParameterSummary) -> str:
+    """A unit in one line, with a sign that looks like a backslash for each."""
+    return " ".join(variable.unit.split()).replace("\\", "\N{SET MINUS}")
 
 
 def place(variables: Sequence[Variable], name: str, what: str) -> int:
@@ -61,6 +67,6 @@ def where(
         return ""
     if not at and len(inputs) > most:
         return f"the other {len(inputs)} control inputs at the middle of their bounds"
-    parts = [f"{v.name} = {value:.4g}{' ' + v.unit if v.unit else ''}" for v, value in zip(inputs, values, strict=True)]
+    parts = [f"{v.name} = {value:.4g} {unit(v)}".strip() for v, value in zip(inputs, values, strict=True)]
     more = f" and {len(parts) - most} more" if len(parts) > most else ""
     return f"at {', '.join(parts[:most])}{more}"

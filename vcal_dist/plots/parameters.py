@@ -10,8 +10,8 @@ import torch
 
 from vcal_dist.answers import Answers, to_numpy
 from vcal_dist.plots.densities import axis_values, contraction, densities, prior_rank, quantiles
-from vcal_dist.plots.naming import NUMBER, label, place
-from vcal_dist.plots.style import HEIGHT, POSTERIOR, PRIOR, TRUTH, hover, rows, scale_of, styled, titled
+from vcal_dist.plots.naming import NUMBER, label, place, unit
+from vcal_dist.plots.style import POSTERIOR, PRIOR, TRUTH, hover, rows, scale_of, single, styled, titled
 
 if TYPE_CHECKING:
     import altair as alt
@@ -59,10 +59,7 @@ def marginal(posterior: Answers, parameter: str, *, truth: float | None = None) 
     layers.append(hover(rows(value=values, below=below, after=after, before=before), x, tips))
     found = f"median {median:.4g}, 90 % interval {low:.4g} to {high:.4g}"
     prior = f"prior {variable.prior}" + (", most of it outside this range" if narrow else "")
-    chart: alt.LayerChart = styled(
-        titled(alt.layer(*layers), variable.name, found, prior, width="container", height=HEIGHT)
-    )
-    return chart
+    return single(layers, variable.name, found, prior)
 
 
 def intervals(posterior: Answers, *, truth: Mapping[str, float] | None = None) -> alt.LayerChart:
@@ -80,7 +77,7 @@ def intervals(posterior: Answers, *, truth: Mapping[str, float] | None = None) -
     probabilities = [0.05, 0.25, 0.5, 0.75, 0.95]
     values = np.array([quantiles(theta, j, probabilities) for j in order])  # (d2, 5)
     ranks = np.array([prior_rank(theta.prior, j, row) for j, row in zip(order, values, strict=True)])
-    units = [inputs[j].unit for j in order]
+    units = [unit(inputs[j]) for j in order]
     table = {"parameter": names, "told": told[order]}
     table |= {f"r{n}": ranks[:, n] for n in range(5)}
     table |= {

@@ -10,7 +10,7 @@ from vcal_dist.answers import Answers, Array
 from vcal_dist.assessment import Judged
 from vcal_dist.errors import ModelError
 from vcal_dist.plots.naming import NUMBER, label, output_place
-from vcal_dist.plots.style import DATA, HEIGHT, OTHER, POSTERIOR, PRIOR, SEQUENTIAL, rows, scale_of, styled, titled
+from vcal_dist.plots.style import DATA, OTHER, POSTERIOR, PRIOR, SEQUENTIAL, rows, scale_of, single
 
 if TYPE_CHECKING:
     import altair as alt
@@ -41,9 +41,19 @@ def residuals(
     """What predictions leave over, in their standard deviations, against them or an input."""
     import altair as alt
 
-    k, variable, known = _known(posterior, judged, output)
+    k, variable, known = known_rows(posterior, judged, output)
     name, values = _abscissa(posterior, judged, k, against)
-    values, left = values[known], (judged.y[known, k] - judged.mean[known, k]) / judged.sd[known, k]
+    with np.errstate(all="ignore"):  # a prediction without a spread has no residual
+        left = (judged.y[:, k] - judged.mean[:, k]) / judged.sd[:, k]
+    count = int(known.sum())
+    known = known & np.isfinite(left)
+    if not known.any():
+        raise ModelError(
+            f"of {count:,} predictions none has a spread, without which '{variable.name}' has no residuals; "
+            "there is nothing to draw: leave it out"
+        )
+    lost = count - int(known.sum())
+    values, left = values[known], left[known]
     reliable = _reliable(judged, known)
     ends = _padded(values[reliable])
     reach = max(3.0, float(np.abs(left[reliable]).max()) * 1.05)
@@ -72,9 +82,10 @@ def residuals(
         layers.append(trend.encode(x, y))
     parts = [METHODS[judged.method], "dashed: where 90 % should lie"]
     parts += ["line: their mean"] if len(left) >= TREND_ROWS else []
+    without = f"{lost:,} values are left out: their predictions have no spread" if lost else ""
     whose = "Residuals" if judged.t is None else "The emulator's residuals"
     title = f"{whose} of {variable.name} against {'predictions' if against is None else against}"
-    return _single(layers, title, "; ".join(parts), _doubts(judged, k))
+    return single(layers, title, "; ".join(parts), doubts(judged, k), without)
 
 
 def coverage(posterior: Answers, judged: Judged, *, output: str | None = None) -> alt.LayerChart:
@@ -82,7 +93,7 @@ def coverage(posterior: Answers, judged: Judged, *, output: str | None = None) -
     import altair as alt
     from scipy import stats
 
-    k, variable, known = _known(posterior, judged, output)
+    k, variable, known = known_rows(posterior, judged, output)
     distance = 2 * np.abs(judged.pit[known, k] - 0.5)  # the level from which an interval holds the value
     count, levels = len(distance), np.arange(1, 100) / 100
     share = (distance[:, None] <= levels).mean(0)
@@ -108,7 +119,7 @@ def coverage(posterior: Answers, judged: Judged, *, output: str | None = None) -
     points = base.mark_circle(color=POSTERIOR, opacity=0, size=80).encode(x, y, tooltip=tips)
     at_90 = float(share[89])
     parts = [METHODS[judged.method], f"{at_90:.0%} of {count:,} values in 90 % intervals; grey: what chance explains"]
-    return _single([chance, ideal, line, points], f"Coverage of {variable.name}", *parts, _doubts(judged, k))
+    return single([chance, ideal, line, points], f"Coverage of {variable.name}", *parts, doubts(judged, k))
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
@@ -117,7 +128,7 @@ def coverage(posterior: Answers, judged: Judged, *, output: str | None = None) -
 def _against(posterior: Answers, judged: Judged, output: str | None, source: str, title: str) -> alt.LayerChart:
     import altair as alt
 
-    k, variable, known = _known(posterior, judged, output)
+    k, variable, known = known_rows(posterior, judged, output)
     y, mean, low, high = (part[known, k] for part in (judged.y, judged.mean, judged.low, judged.high))
     inside = _inside(judged, k)[known]
     many, reliable = len(y) > MOST_POINTS, _reliable(judged, known)
@@ -129,9 +140,9 @@ def _against(posterior: Answers, judged: Judged, output: str | None, source: str
     ordinate = alt.Y("mean:Q", title=f"predicted {label(variable)}", scale=scale)
     identity = alt.Chart(rows(known=ends, mean=ends)).mark_line(color=DATA, strokeWidth=1, strokeDash=[4, 3])
     parts = [METHODS[judged.method], f"{inside.mean():.0%} of {len(y):,} values lie in their 90 % intervals"]
-    parts.append(_doubts(judged, k))
+    parts.append(doubts(judged, k))
     if many:
-        return _single(
+        return single(
             [_cells(y, mean, x, ordinate, [ends, ends]), identity.encode(x, ordinate)],
             f"{title}: {variable.name}",
             *parts,
@@ -152,10 +163,10 @@ def _against(posterior: Answers, judged: Judged, output: str | None, source: str
         bars.encode(x, alt.Y("low:Q", scale=scale, title=None), alt.Y2("high:Q"), _colour(judged, known)),
         points.encode(x, ordinate, _colour(judged, known), tooltip=tips),
     ]
-    return _single(layers, f"{title}: {variable.name}", *parts)
+    return single(layers, f"{title}: {variable.name}", *parts)
 
 
-def _known(posterior: Answers, judged: Judged, output: str | None) -> tuple[int, Any, Any]:
+def known_rows(posterior: Answers, judged: Judged, output: str | None) -> tuple[int, Any, Any]:
     """Place and description of an output, and the rows that know it and have a prediction of it."""
     k = output_place(posterior.problem, output)
     variable = posterior.problem.outputs[k]
@@ -179,7 +190,7 @@ def _reliable(judged: Judged, known: Any) -> Any:
     return reliable if reliable.any() else np.ones_like(reliable)
 
 
-def _doubts(judged: Judged, k: int) -> str:
+def doubts(judged: Judged, k: int) -> str:
     """What to say of rows that cannot well be left out; nothing if there are none."""
     known = np.isfinite(judged.y[:, k])
     lost = int((known & np.isnan(judged.mean[:, k])).sum())
@@ -246,10 +257,3 @@ def _padded(values: Array) -> list[float]:
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     room = 0.03 * (high - low) or 0.5 * abs(high) or 1.0
     return [low - room, high + room]
-
-
-def _single(layers: list[Any], title: str, *notes: str) -> alt.LayerChart:
-    import altair as alt
-
-    chart: alt.LayerChart = styled(titled(alt.layer(*layers), title, *notes, width="container", height=HEIGHT))
-    return chart

@@ -68,6 +68,14 @@ def titled(chart: Any, text: str, *notes: str, **properties: Any) -> Any:
     return chart.properties(title=alt.TitleParams(_wrapped(text), subtitle=lines), **properties)
 
 
+def single(layers: Sequence[Any], title: str, *notes: str) -> alt.LayerChart:
+    """A whole chart of layers, as wide as its page."""
+    import altair as alt
+
+    chart: alt.LayerChart = styled(titled(alt.layer(*layers), title, *notes, width="container", height=HEIGHT))
+    return chart
+
+
 def _wrapped(text: str) -> list[str]:
     """Lines that fit. One that goes on in the next ends with a space, so that a page can join them again."""
     *before, last = textwrap.wrap(text, LINE, break_on_hyphens=False) or [""]
@@ -122,12 +130,18 @@ def write(chart: Any, path: str | Path) -> None:
     if kind not in get_args(FileFormat):
         raise ModelError(f"a chart cannot be written to {path}; accepted: files that end in .png, .pdf or .svg")
     specification = with_width(chart.to_dict(), WIDTH)
-    if kind == "png":
-        content = vl_convert.vegalite_to_png(specification, scale=SCALE)
-    elif kind == "pdf":
-        content = vl_convert.vegalite_to_pdf(specification)
-    else:
-        content = vl_convert.vegalite_to_svg(specification).encode()
+    try:
+        if kind == "png":
+            content = vl_convert.vegalite_to_png(specification, scale=SCALE)
+        elif kind == "pdf":
+            content = vl_convert.vegalite_to_pdf(specification)
+        else:
+            content = vl_convert.vegalite_to_svg(specification).encode()
+    except ValueError as error:
+        cause = " ".join(str(error).partition("\n    at ")[0].split())  # after it, places in Vega's own code
+        raise ModelError(
+            f"cannot draw {path}: {cause}; if that shows a name or a unit of the problem, write it more plainly"
+        ) from error
     write_durably(path, content)
 
 

@@ -10,7 +10,8 @@ import torch
 
 from vcal_dist.answers import Array, to_numpy
 from vcal_dist.errors import ModelError
-from vcal_dist.plots.naming import NUMBER, label, output_place, point
+from vcal_dist.plots.functions import Z
+from vcal_dist.plots.naming import NUMBER, label, output_place, point, unit
 from vcal_dist.plots.style import DATA, SERIES, rows, styled, titled
 from vcal_dist.posterior import Posterior
 from vcal_dist.warping import warp
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 SHARES = (0.1, 0.5, 0.9)  # of the way through the bounds
 POINTS = 60
 DESIGN = 256  # values of t that tell which outputs the simulator gives
-Z = 1.6448536269514722
 SIZE = {"width": 300, "height": 240}
 
 
@@ -105,7 +105,7 @@ def _places(posterior: Posterior, at: Sequence[Mapping[str, float]] | None) -> l
         if not at:
             raise ModelError("at names no place; give some, or leave it out")
         named, places = list(at), [point(problem, one) for one in at]
-    units = {v.name: v.unit for v in inputs}
+    units = {v.name: unit(v) for v in inputs}
     texts = [", ".join(f"{n} = {v:.4g} {units[n]}".strip() for n, v in one.items()) or "the middle" for one in named]
     return [
         (text if texts.count(text) == 1 else f"{i + 1}: {text}", x)

@@ -66,13 +66,14 @@ def answer(gathered: Gathered, verdict: Verdict) -> Answer:
 def in_a_sentence(gathered: Gathered) -> str:
     """What was learned: up to three parameters in figures, others by name."""
     found = learned(gathered.posterior)
-    known = sorted((row for row in found if row.kind != "not learned"), key=lambda row: -row.narrowed)
-    told = [f"{row.name} = {with_unit(_value(row), row.unit)}" for row in known[:3]]
     parts = []
-    if told:
-        more = len(known) - len(told)
-        others = f", and {more} more {'was' if more == 1 else 'were'} learned" if more else ""
-        parts.append(f"{listed(told)}{others}.")
+    for kind, more_were in (("learned", "more {} learned"), ("partly", "more {}")):
+        known = sorted((row for row in found if row.kind == kind), key=lambda row: -row.narrowed)
+        told = [f"{row.name} = {with_unit(_value(row), row.unit)}" for row in known[:3]]
+        if told:
+            more = len(known) - len(told)
+            others = f", and {more} {more_were.format('was' if more == 1 else 'were')}" if more else ""
+            parts.append(f"{'Learned in part only: ' if kind == 'partly' else ''}{listed(told)}{others}.")
     back = [row.name for row in found if row.kind == "not learned"]
     if back:
         verb = "was" if len(back) == 1 else "were"
@@ -104,8 +105,9 @@ def _facts(gathered: Gathered) -> str:
 
 def _tiles(gathered: Gathered) -> list[Tile]:
     found = learned(gathered.posterior)
-    known = sum(row.kind != "not learned" for row in found)
-    tiles = [Tile(f"{known} of {len(found)}", "parameters learned" if len(found) > 1 else "parameter learned")]
+    known, partly = (sum(row.kind == kind for row in found) for kind in ("learned", "partly"))
+    noun = "parameters learned" if len(found) > 1 else "parameter learned"
+    tiles = [Tile(f"{known} of {len(found)}", noun + (f", {partly} in part" if partly else ""))]
     counted = covered(gathered, "observations")
     if counted is not None:
         unseen = "unseen observations" if is_held_out(gathered, "observations") else "observations, each left out,"
@@ -131,7 +133,7 @@ def _parameters(gathered: Gathered) -> list[Block]:
 
     found = learned(gathered.posterior)
     truth = gathered.truth or {}
-    headings = ["parameter", "mean ± sd", "90 % interval", *(["truth"] if truth else []), "", "narrowed"]
+    headings = ["parameter", "mean ± sd", "90 % interval", *(["truth"] if truth else []), "", "ruled out"]
     right = ("mean ± sd", "90 % interval", "truth")
     rows = [_row(row, truth.get(row.name), bool(truth)) for row in found]
     first = Table(headings, rows[:MANY], right, stacks=True)
@@ -151,7 +153,7 @@ def _parameters(gathered: Gathered) -> list[Block]:
         Text(
             "The grey line is the prior's 90 % interval, the blue bar the posterior's, the dot its mean"
             + (", the red mark the truth" if truth else "")
-            + ". “Narrowed” is how much shorter the posterior's interval is.",
+            + ". “Ruled out” is how much of the prior's 90 % lies outside the posterior's interval.",
             "note",
         )
     )

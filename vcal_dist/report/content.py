@@ -18,14 +18,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A cell that leads to another place of the page."""
-
-    text: str
-    target: str
-
-
-@dataclass(frozen=True)
 class Pill:
     """A cell with a word on a colour."""
 
@@ -51,7 +43,7 @@ class Share:
     text: str
 
 
-Cell = str | Link | Pill | Span | Share
+Cell = str | Pill | Span | Share
 
 
 @dataclass(frozen=True)

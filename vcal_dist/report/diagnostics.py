@@ -19,8 +19,8 @@ from vcal_dist.report.row_checks import (
     left_out,
     pit_uniformity,
 )
-from vcal_dist.report.theta_checks import at_bound, contraction, correlations, several_modes
-from vcal_dist.report.training_checks import state_of_the_run, still_falling
+from vcal_dist.report.theta_checks import at_bound, contraction, correlations, how_theta_was_found, several_modes
+from vcal_dist.report.training_checks import settled, state_of_the_run
 
 Look = Callable[[Gathered], list[Check]]
 CHECKS: tuple[Look, ...] = (
@@ -29,11 +29,12 @@ CHECKS: tuple[Look, ...] = (
     emulator_error,
     coverage_of_runs,
     left_out,
+    how_theta_was_found,
     contraction,
     at_bound,
     several_modes,
     correlations,
-    still_falling,
+    settled,
     state_of_the_run,
 )
 

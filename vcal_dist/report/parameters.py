@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vcal_dist.answers import Answers
+from vcal_dist.plots.densities import contraction
 from vcal_dist.theta import ThetaPosterior
 
 Kind = Literal["learned", "partly", "not learned"]
 SAME = 0.1  # total variation between prior and posterior, below which the data said nothing
-HALF = 0.5  # of the prior's 90 % interval: one that narrow is learned
+HALF = 0.5  # of the prior's 90 %: a parameter whose interval rules out so much is learned
 EDGE = 0.02  # share of the bounds' width that counts as being at a bound
 REACH, POINTS = 8.0, 4001  # of the grid of θ̃, in prior standard deviations
 VALLEY = 0.8  # modes are apart where the density between them falls below so much of the lower one's,
@@ -38,7 +39,7 @@ class Learned:
     high: float
     prior_low: float
     prior_high: float
-    narrowed: float  # 1 − width of the interval / width of the prior's; negative where it is wider
+    narrowed: float  # how much of the prior's 90 % its interval rules out; negative where that holds more of the prior
     moved: float  # total variation between prior and posterior
     at_bound: float  # probability near the nearer bound
     prior_at_bound: float
@@ -57,15 +58,15 @@ def learned(posterior: Answers) -> tuple[Learned, ...]:
     """Every parameter in the order of the problem."""
     theta, inputs = posterior.theta, posterior.problem.calibration_inputs
     prior = prior_of(theta)
+    told = contraction(theta).tolist()
     rows = []
     for j, (row, v) in enumerate(zip(posterior.summary(), inputs, strict=True)):
         before = prior.interval(j)
         (near, outside), (prior_near, _) = (_ends(q, j, v.bounds) for q in (theta, prior))
-        narrowed = 1 - (row.high - row.low) / (before[1] - before[0])
         rows.append(
             Learned(
                 row.name, row.unit, v.description, row.prior, row.mean, row.sd, row.low, row.high, *before,
-                narrowed, total_variation(theta, j), near, prior_near, outside,
+                told[j], total_variation(theta, j), near, prior_near, outside,
             )
         )  # fmt: skip
     return tuple(rows)

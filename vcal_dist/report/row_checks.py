@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from vcal_dist.answers import to_numpy
-from vcal_dist.report.check import Check
+from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered, Sample
 from vcal_dist.report.words import figure, percent, plural, with_unit
@@ -26,7 +28,9 @@ UNLIKELY = 0.01  # p-value of the Kolmogorov–Smirnov test of PIT values, ...
 DISTANCE = (0.08, 0.2)  # ... which counts from these distances on: rows by the thousand find any flaw
 MOST_UNRELIABLE = 0.5  # share of rows with k̂ above 0.7 that leaves nothing to judge by; fewer ask for care
 FEW = 20  # observations: fewer cannot show that intervals are too narrow
+DISCRETE = ("poisson", "bernoulli")
 LEAST_VALUES = 5  # whose distribution means something
+AS_FITTED = "at the hyperparameters that all rows gave"
 MIDDLE = "Too many lie in the middle: the predictions are less sure than they could be."
 WIDER = (
     "The intervals are wider than they need be: safe, but not sharp. Check that the observations' own noise is not "
@@ -53,15 +57,18 @@ def coverage_of_observations(gathered: Gathered) -> list[Check]:
                 f"{advice}.",
             )
         ]
-    rows, share = found
+    rows, share, worst = found
     status, side = judge_coverage(share, rows)
     unseen = "that training did not see " if is_held_out(gathered, "observations") else ""
-    left_out = "" if unseen else ", each predicted as if it had been left out"
+    left_out = "" if unseen else f", each predicted as if it had been left out ({AS_FITTED})"
     inside = "lies inside its 90 % interval" if rows == 1 else "lie inside their 90 % intervals"
     sentence = (
         f"{percent(share)} of the {plural(rows, 'observation')} {unseen}{inside}{left_out}; {_expected(rows)} is what "
         "chance allows."
     )
+    if worst is not None and RANK[worst.status] > RANK[status]:
+        status, side = worst.status, worst.side
+        sentence += f" {worst}"
     if rows < FEW and status == "good":
         status, side = "care", "few"
         sentence += " So few can hardly show that the intervals are wrong."
@@ -81,11 +88,14 @@ def coverage_of_runs(gathered: Gathered) -> list[Check]:
     found = covered(gathered, "runs")
     if found is None:
         return []
-    rows, share = found
+    rows, share, worst = found
     status, side = judge_coverage(share, rows)
     unseen = is_held_out(gathered, "runs")
     which = plural(rows, "unseen run") if unseen else f"{plural(rows, 'run')}, each left out in turn,"
     sentence = f"{percent(share)} of {which} lie inside the emulator's 90 % intervals."
+    if worst is not None and worst.side == "low" and RANK[worst.status] > RANK[status if side == "low" else "good"]:
+        status, side = worst.status, worst.side
+        sentence += f" {worst}"
     if side == "high":
         return [Check("Coverage of runs", "good", percent(share), f"{sentence} Wider than need be, which is safe.")]
     advice = (
@@ -97,17 +107,19 @@ def coverage_of_runs(gathered: Gathered) -> list[Check]:
     return [Check("Coverage of runs", status, percent(share), sentence, advice)]
 
 
-def judge_coverage(share: float, rows: int) -> tuple[Status, str]:
+def judge_coverage(share: float, rows: int, among: int = 1) -> tuple[Status, str]:
     """What a share inside 90 % intervals says, of so many rows; and on which side it is off: low, high or neither.
 
-    Outputs of one row are alike, so rows and not values are counted.
+    Outputs of one row are alike, so rows and not values are counted. One of several outputs has the wider band of the
+    worst `among` so many (Bonferroni).
     """
-    low, high = (edge / rows for edge in stats.binom.interval(BAND, rows, LEVEL))
+    band, far = (1 - (1 - level) / among for level in (BAND, FAR))
+    low, high = (edge / rows for edge in stats.binom.interval(band, rows, LEVEL))
     if low <= share <= high or abs(share - LEVEL) <= TOLERANCE:
         return "good", ""
     if share > LEVEL:
         return ("care", "high") if share > TOO_WIDE else ("good", "")
-    beyond_chance = share < stats.binom.interval(FAR, rows, LEVEL)[0] / rows
+    beyond_chance = share < stats.binom.interval(far, rows, LEVEL)[0] / rows
     return ("bad" if beyond_chance and share < LOW_COVERAGE else "care"), "low"
 
 
@@ -116,21 +128,22 @@ def pit_uniformity(gathered: Gathered) -> list[Check]:
     sample = gathered.observations
     if sample is None or (rows := reliable(sample)) is None:
         return []
+    names = [output.name for output in gathered.posterior.problem.outputs]
     pit = sample.judged.pit[rows]
-    pit = pit[~np.isnan(pit)]
-    if len(pit) < LEAST_VALUES:
+    looked = [(judge_places(pit, int(rows.sum())), "")]
+    if len(names) > 1:  # one of many that is wrong is lost among the others
+        looked += [
+            (judge_places(pit[:, k], among=len(names)), f" For '{name}', the worst of {len(names)} outputs:")
+            for k, name in enumerate(names)
+        ]
+    known = [(found, about) for found, about in looked if found is not None]
+    if not known:
         return []
-    distance = float(stats.kstest(pit, "uniform").statistic)
-    p_value = float(stats.kstwo.sf(distance, int(rows.sum())))  # outputs of one row are alike: rows count, not values
-    flagged = p_value < UNLIKELY and distance > DISTANCE[0]
-    shape = pit_shape(pit) if flagged else "They spread as evenly as chance allows."
-    # Predictions that are less sure than they could be are no reason not to trust them.
-    harmful = distance > DISTANCE[1] and shape != MIDDLE
-    status: Status = "good" if not flagged else "bad" if harmful else "care"
+    (status, distance, shape), about = max(known, key=lambda look: (RANK[look[0].status], look[1] == "", look[0][1]))
     unseen = "unseen observations" if is_held_out(gathered, "observations") else "observations that are left out"
-    sentence = f"Places of {unseen} within their predicted distributions (PIT). {shape}"
+    sentence = f"Places of {unseen} within their predicted distributions (PIT).{about} {shape}"
     advice = ""
-    if flagged:
+    if status != "good":
         advice = (
             WIDER
             if shape == MIDDLE
@@ -138,6 +151,28 @@ def pit_uniformity(gathered: Gathered) -> list[Check]:
             "follow; a steady offset may be a unit or a bias of the instrument."
         )
     return [Check("Shape of predictions", status, f"distance {figure(distance, 2)}", sentence, advice)]
+
+
+class Places(NamedTuple):
+    """What PIT values say: their distance from uniform ones (Kolmogorov–Smirnov), and their shape in words."""
+
+    status: Status
+    distance: float
+    shape: str
+
+
+def judge_places(pit: NDArray[np.float64], rows: int | None = None, among: int = 1) -> Places | None:
+    """Of `rows` rows (else one a value), the worst `among` so many outputs; None where too few are known."""
+    pit = pit[~np.isnan(pit)]
+    if len(pit) < LEAST_VALUES:
+        return None
+    distance = float(stats.kstest(pit, "uniform").statistic)
+    p_value = float(stats.kstwo.sf(distance, rows or len(pit)))  # outputs of one row are alike: rows count, not values
+    if p_value >= UNLIKELY / among or distance <= DISTANCE[0]:
+        return Places("good", distance, "They spread as evenly as chance allows.")
+    shape = pit_shape(pit)
+    # Predictions that are less sure than they could be are no reason not to trust them.
+    return Places("bad" if distance > DISTANCE[1] and shape != MIDDLE else "care", distance, shape)
 
 
 def pit_shape(pit: NDArray[np.float64]) -> str:
@@ -244,23 +279,62 @@ def left_out(gathered: Gathered) -> list[Check]:
     return found
 
 
-def covered(gathered: Gathered, table: str) -> tuple[int, float] | None:
-    """Rows, and the share of their values inside their intervals; None where nothing can be said.
+@dataclass(frozen=True)
+class Worst:
+    """The output whose coverage is furthest off, of several."""
+
+    status: Status
+    side: str
+    name: str
+    share: float
+    among: int
+
+    def __str__(self) -> str:
+        return f"Of '{self.name}', the worst of {self.among} outputs, {percent(self.share)} do."
+
+
+class Covered(NamedTuple):
+    """Rows, the share of their values inside their intervals, and the worst of several outputs."""
+
+    rows: int
+    share: float
+    worst: Worst | None = None
+
+
+def covered(gathered: Gathered, table: str) -> Covered | None:
+    """How many values lie inside their 90 % intervals; None where nothing can be said.
 
     Rows that cannot be left out reliably are left aside. Without rows, what training has recorded counts.
     """
+    model = gathered.member.model
+    discrete = (model.likelihood_z if table == "runs" else model.likelihood_y).kind in DISCRETE
     sample = gathered.sample(table)
     if sample is not None:
         rows = reliable(sample)
         if rows is None:
             return None
-        y, low, high = (part[rows] for part in (sample.judged.y, sample.judged.low, sample.judged.high))
-        known = ~np.isnan(y)
-        return int(rows.sum()), float(((y >= low) & (y <= high))[known].mean())
+        judged = sample.judged
+        inside = (judged.y >= judged.low) & (judged.y <= judged.high)
+        if discrete:  # an interval of values that y can take holds more than 90 %: chance decides at its ends (PIT)
+            inside = np.abs(judged.pit - 0.5) <= LEVEL / 2
+        known = ~np.isnan(judged.y) & rows[:, None]
+        names = [output.name for output in gathered.posterior.problem.outputs]
+        return Covered(int(rows.sum()), float(inside[known].mean()), _worst(names, inside, known))
     recorded = (gathered.record.get("assessment") or {}).get(table)
-    if recorded is None or recorded.get("unreliable", 0) > MOST_UNRELIABLE * recorded["rows"]:
+    if recorded is None or discrete or recorded.get("unreliable", 0) > MOST_UNRELIABLE * recorded["rows"]:
         return None
-    return int(recorded["rows"]), float(recorded["coverage"])
+    return Covered(int(recorded["rows"]), float(recorded["coverage"]))
+
+
+def _worst(names: list[str], inside: NDArray[np.bool_], known: NDArray[np.bool_]) -> Worst | None:
+    """Pooled, one output that is always missed would be lost among the others."""
+    found = []
+    for k, name in enumerate(names):
+        rows = int(known[:, k].sum())
+        if rows and len(names) > 1:
+            share = float(inside[known[:, k], k].mean())
+            found.append(Worst(*judge_coverage(share, rows, len(names)), name, share, len(names)))
+    return max(found, key=lambda worst: (RANK[worst.status], -worst.share), default=None)
 
 
 def is_held_out(gathered: Gathered, table: str) -> bool:

@@ -18,6 +18,7 @@ from vcal_dist.report.diagnostics import Verdict
 from vcal_dist.report.gathering import Gathered, Sample, Say
 from vcal_dist.report.parameters import learned
 from vcal_dist.report.provenance import provenance
+from vcal_dist.report.row_checks import AS_FITTED
 from vcal_dist.report.training_checks import losses_of
 from vcal_dist.report.words import figure, listed, plural
 
@@ -382,7 +383,7 @@ def _which(sample: Sample, noun: str) -> str:
         some = f"All {sample.rows:,} {noun}s" if sample.rows > 1 else f"The one {noun}"
     if kept:
         return f"{some} that training did not see, of {sample.table:,} in the store."
-    return f"{some}, each predicted as if it alone had been left out of training."
+    return f"{some}, each predicted as if it alone had been left out of training, {AS_FITTED}."
 
 
 def _predicted(sample: Sample, k: int) -> bool:

@@ -10,11 +10,53 @@ from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered
 from vcal_dist.report.parameters import learned, mode_count
-from vcal_dist.report.words import listed, percent, plural, signed
+from vcal_dist.report.words import figure, listed, percent, plural, signed
 
 AT_BOUND = (0.2, 0.6)  # probability within 2 % of the range at one of its ends that asks for care, and that is bad
 OUTSIDE = (0.05, 0.3)  # probability outside the bounds, where the emulator extrapolates
 CORRELATED = 0.9
+EFFECTIVE = 40.0  # independent draws, below which an interval's ends are uncertain by a fifth of its half-width
+
+
+def how_theta_was_found(gathered: Gathered) -> list[Check]:
+    """Is q(θ) the posterior, or an approximation of it that nothing was compared with?"""
+    found = gathered.record.get("theta")
+    if found is None:
+        return []
+    name = "Posterior of θ"
+    if found["family"] == "meanfield":
+        return [
+            Check(
+                name,
+                "care",
+                "factorised",
+                "θ and the weights are taken to be independent (meanfield): intervals of θ are then often far too "
+                "narrow, and parameters look uncorrelated whatever they are.",
+                "Train with fit.weights=collapsed (or fullrank where the noise is not Gaussian), and compare.",
+            )
+        ]
+    if found["unrefined"]:
+        still = "" if found["converged"] else " The closing passes ended before θ stood still."
+        longer = "" if found["converged"] else " Train longer (fit.theta.steps), or from more starts (fit.starts)."
+        return [
+            Check(
+                name,
+                "care",
+                "not compared",
+                "One Gaussian around each mode, which may be too narrow where the simulator is curved in θ; it was not "
+                f"compared with the exact posterior: {found['unrefined']}.{still}",
+                "Read the intervals as approximate. A calibration with a part of the observations, few enough to be "
+                f"compared (docs/model.md), shows whether they hold.{longer}",
+            )
+        ]
+    effective = float(found["effective"])
+    sentence = (
+        f"A mixture of Gaussians that follows the posterior of θ with all weights integrated out, at "
+        f"{plural(int(found['evaluations']), 'point')}; they are worth {figure(effective, 2)} independent draws of it."
+    )
+    enough = effective >= EFFECTIVE
+    advice = "" if enough else "Raise fit.evaluations, and see whether θ changes."
+    return [Check(name, "good" if enough else "care", f"{figure(effective, 2)} draws", sentence, advice)]
 
 
 def contraction(gathered: Gathered) -> list[Check]:
@@ -28,8 +70,14 @@ def contraction(gathered: Gathered) -> list[Check]:
         parts.append(f"In part: {listed(groups['partly'])}.")
     if groups["not learned"]:
         parts.append(f"Not learned, the posterior is the prior: {listed(groups['not learned'])}.")
+    wider = [  # one mode: with several, an interval spans what lies between them
+        row.name
+        for j, row in enumerate(found)
+        if row.kind != "not learned" and row.narrowed < 0 and mode_count(gathered.posterior, j) == 1
+    ]
+    if wider:
+        parts.append(f"Known less well than before, the interval holds more of the prior than 90 %: {listed(wider)}.")
     nothing = len(groups["not learned"]) == len(found)
-    count = len(found) - len(groups["not learned"])
     advice = (
         "The observations do not determine these parameters: the output hardly depends on them (see the sensitivity), "
         "the discrepancy can do what they do, or others make up for them. Do not quote their means as findings; "
@@ -37,8 +85,10 @@ def contraction(gathered: Gathered) -> list[Check]:
         if groups["not learned"]
         else ""
     )
-    name, value = "What was learned", f"{count} of {plural(len(found), 'parameter')}"
-    return [Check(name, "care" if nothing else "good", value, " ".join(parts), advice)]
+    if wider:
+        advice = f"{advice} Data seldom tell less than nothing: train longer, or from other starts.".strip()
+    name, value = "What was learned", f"{len(groups['learned'])} of {plural(len(found), 'parameter')}"
+    return [Check(name, "care" if nothing or wider else "good", value, " ".join(parts), advice)]
 
 
 def at_bound(gathered: Gathered) -> list[Check]:
@@ -87,7 +137,7 @@ def several_modes(gathered: Gathered) -> list[Check]:
 def correlations(gathered: Gathered) -> list[Check]:
     """Are parameters known only together?"""
     names = [v.name for v in gathered.posterior.problem.calibration_inputs]
-    if len(names) < 2:
+    if len(names) < 2 or (gathered.record.get("theta") or {}).get("family") == "meanfield":  # there are none, by design
         return []
     matrix = np.nan_to_num(gathered.posterior.correlation())
     pairs = [(float(matrix[i, j]), names[i], names[j]) for i, j in itertools.combinations(range(len(names)), 2)]

@@ -13,37 +13,42 @@ from vcal_dist.report.check import Check
 from vcal_dist.report.gathering import Gathered
 from vcal_dist.report.words import figure, listed, percent, plural
 
-STILL_FALLING = 0.05  # nats a row that the loss falls by over the last fifth of a stage, beyond its noise
+UNSETTLED = 0.05  # nats a row that the loss moves by over the last fifth of a stage, beyond its noise
 LEAST_RECORDS = 20  # of a stage that can be judged
+HEAVIEST = 0.9  # weight of an average's member that stands for it
 
 
-def still_falling(gathered: Gathered) -> list[Check]:
-    """Was training ended too early?"""
-    falls = {phase: falling(losses) for phase, losses in losses_of(gathered.metrics).items()}
-    if not falls:
+def settled(gathered: Gathered) -> list[Check]:
+    """Was training ended too early, or did it go astray?"""
+    losses = losses_of(gathered.metrics)
+    if not losses and isinstance(gathered.posterior, Averaged):  # its members have theirs
         return []
-    found = {phase: fall for phase, fall in falls.items() if fall is not None and fall > STILL_FALLING}
-    if not found:
-        judged, short = (
-            [f"'{phase}'" for phase, fall in falls.items() if (fall is None) == few] for few in (False, True)
+    changes = {phase: change(of) for phase, of in losses.items()}
+    short = [f"'{phase}'" for phase, moved in changes.items() if moved is None]
+    moved = {phase: by for phase, by in changes.items() if by is not None and abs(by) > UNSETTLED}
+    judged = [f"'{phase}'" for phase, by in changes.items() if by is not None and phase not in moved]
+    parts, advice = [], []
+    for phase, by in moved.items():
+        way = "rising" if by > 0 else "still falling"
+        parts.append(f"The loss of '{phase}' was {way}, by {figure(abs(by), 2)} nats a row over its last fifth.")
+    if judged:
+        parts.append(f"The loss had settled at the end of {listed(judged) if short or moved else 'every stage'}.")
+    if short:
+        parts.append(f"Too few records to tell of {listed(short)}: fewer than {LEAST_RECORDS}.")
+    if not losses:
+        parts.append("There are no records of training.")
+    falling = [phase for phase, by in moved.items() if by < 0]
+    rising = [phase for phase, by in moved.items() if by > 0]
+    if falling:
+        advice.append(
+            f"Train longer, for example with fit.{falling[0]}.steps at twice as many, and see whether θ changes."
         )
-        parts = []
-        if judged:
-            parts.append(f"The loss had settled at the end of {listed(judged) if short else 'every stage'}.")
-        if short:
-            parts.append(f"Too few records to tell of {listed(short)}: fewer than {LEAST_RECORDS}.")
-        return [Check("Training", "good", "settled" if judged else "unknown", " ".join(parts))]
-    told = listed([f"'{phase}' by {figure(fall, 2)} nats a row" for phase, fall in found.items()], most=4)
-    stage = next(iter(found))
-    return [
-        Check(
-            "Training",
-            "care",
-            f"{figure(max(found.values()), 2)} nats a row",
-            f"The loss was still falling over the last fifth of {told}.",
-            f"Train longer, for example with fit.{stage}.steps at twice as many, and see whether θ changes.",
-        )
-    ]
+    if rising:
+        advice.append(f"Lower fit.{rising[0]}.rate, and look for outliers: a loss should not rise.")
+    if not moved and not judged:
+        advice.append("Look at metrics.csv and at the predictions: nothing else says whether training was long enough.")
+    value = f"{figure(max(map(abs, moved.values())), 2)} nats a row" if moved else "settled" if judged else "unknown"
+    return [Check("Training", "good" if judged and not moved else "care", value, " ".join(parts), " ".join(advice))]
 
 
 def losses_of(metrics: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:
@@ -56,18 +61,18 @@ def losses_of(metrics: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:
     return found
 
 
-def falling(losses: Sequence[float]) -> float | None:
-    """How far a loss falls from the first to the second half of its last fifth, if that is more than its noise.
+def change(losses: Sequence[float]) -> float | None:
+    """How far a loss moves from the first to the second half of its last fifth, 0 if that is no more than its noise.
 
     None with too few records: a fifth of them says nothing.
     """
-    last = np.asarray(losses[-(len(losses) // 5) :], dtype=np.float64)
     if len(losses) < LEAST_RECORDS:
         return None
+    last = np.asarray(losses[-(len(losses) // 5) :], dtype=np.float64)
     first, second = np.array_split(last, 2)
-    fall = float(first.mean() - second.mean())
+    moved = float(second.mean() - first.mean())
     noise = math.sqrt(float(first.var(ddof=1)) / len(first) + float(second.var(ddof=1)) / len(second))
-    return fall if fall > 3 * noise else 0.0
+    return moved if abs(moved) > 3 * noise else 0.0
 
 
 def state_of_the_run(gathered: Gathered) -> list[Check]:
@@ -80,7 +85,10 @@ def state_of_the_run(gathered: Gathered) -> list[Check]:
         sentence = f"An average of {plural(count, 'calibration')}; the heaviest weighs {percent(weight)}."
         if weight > 0.99 and count > 1:
             sentence += " The others hardly count."
-        found.append(Check("Average", "good", plural(count, "member"), sentence))
+        one = weight >= HEAVIEST
+        sentence += "" if one else " Rows were judged by that one alone, θ is that of all."
+        advice = "" if one else "Report the other members too (vcal report of their runs), and see whether they agree."
+        found.append(Check("Average", "good" if one else "care", plural(count, "member"), sentence, advice))
     if gathered.newer:
         more = listed([f"{count:,} {name}" for name, count in gathered.newer.items()])
         found.append(

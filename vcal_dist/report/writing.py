@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import vcal_dist
 from vcal_dist.report.answer import answer
 from vcal_dist.report.diagnostics import diagnose
 from vcal_dist.report.figures import FigureFormat, write_figures
@@ -19,7 +19,7 @@ def html(gathered: Gathered, say: Say = lambda _: None) -> str:
     opening = answer(gathered, verdict)
     found = sections(gathered, verdict, say)
     say("writing the page")
-    return render(opening, found, place=gathered.place, version=_version())
+    return render(opening, found, place=gathered.place, version=vcal_dist.__version__)
 
 
 def figures(gathered: Gathered, folder: Path, kind: FigureFormat, say: Say = lambda _: None) -> list[Path]:
@@ -27,10 +27,3 @@ def figures(gathered: Gathered, folder: Path, kind: FigureFormat, say: Say = lam
     verdict = diagnose(gathered)
     opening = answer(gathered, verdict)
     return write_figures([opening.section, *sections(gathered, verdict)], folder, kind, say)
-
-
-def _version() -> str:
-    try:
-        return version("vcal-dist")
-    except PackageNotFoundError:
-        return "not installed"

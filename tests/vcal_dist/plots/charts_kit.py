@@ -21,6 +21,8 @@ from vcal_dist.transforms import OutputScaling, TransformSettings
 
 Array = NDArray[np.float64]
 F64 = torch.float64
+# Units are free text: Vega-Lite reads their backslashes and new lines as the code that it makes of titles.
+UNITS = {"x": r"\upmu m", "t": "kg.m\\", "y": "1/s\n\\x"}
 STRANGE = ["flow.rate [m]: a", "θ 'quoted' \"twice\"", "$(x)|<b>&amp;", "datum['a']", "100 %", "naïve, å"]
 
 
@@ -39,12 +41,12 @@ def problem(controls: int, parameters: int, outputs: int) -> Problem:
     return parse_problem(
         {
             "name": "charted",
-            "control_inputs": [{"name": n, "unit": "m³/yr", "bounds": [-1, 3]} for n in names("x", controls)],
+            "control_inputs": [{"name": n, "unit": UNITS["x"], "bounds": [-1, 3]} for n in names("x", controls)],
             "calibration_inputs": [
-                {"name": n, "unit": "kg.m", "bounds": [0, 2], "prior": priors[j % len(priors)]}
+                {"name": n, "unit": UNITS["t"], "bounds": [0, 2], "prior": priors[j % len(priors)]}
                 for j, n in enumerate(names("t", parameters))
             ],
-            "outputs": [{"name": n, "unit": "1/s", "missing": True} for n in names("y", outputs)],
+            "outputs": [{"name": n, "unit": UNITS["y"], "missing": True} for n in names("y", outputs)],
         }
     )
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import pytest
 
 from tests.vcal_dist.plots.charts_kit import judged, layers, records
 from vcal_dist import plots
 from vcal_dist.errors import ModelError
+from vcal_dist.plots.style import rows
 from vcal_dist.posterior import Posterior
 
 OF_ALL = ["one of each", pytest.param("many of each", marks=pytest.mark.slow), "averaged"]
@@ -88,7 +90,16 @@ def test_titles_carry_names_and_units(posteriors: dict[str, Any]) -> None:
     posterior = posteriors["log"]
     chart = plots.process(posterior, along=posterior.problem.control_inputs[0].name)
     titles = {channel: d["title"] for layer in layers(chart) for channel, d in channels(layer) if channel in ("x", "y")}
-    assert titles == {"x": "flow.rate [m]: a x0 (m³/yr)", "y": "flow.rate [m]: a y0 (1/s)"}
+    assert titles == {"x": "flow.rate [m]: a x0 (∖upmu m)", "y": "flow.rate [m]: a y0 (1/s ∖x)"}
+
+
+def test_a_chart_that_cannot_be_drawn_is_told_with_its_file_and_the_cause(tmp_path: Path) -> None:
+    chart = alt.Chart(rows(x=[1], y=[2])).mark_point().encode(x=alt.X("x:Q", title="\\x"), y="y:Q")
+    for name in ("bad.png", "bad.pdf", "bad.svg"):
+        with pytest.raises(ModelError, match=rf"(?s){name}.*Expression parse error") as caught:
+            plots.write(chart, tmp_path / name)
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_names_are_told_with_those_that_are_known(posteriors: dict[str, Any]) -> None:

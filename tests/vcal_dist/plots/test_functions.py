@@ -37,7 +37,7 @@ def test_observations_at_other_values_of_other_inputs_are_not_drawn(posteriors: 
     chart = plots.process(posterior, along=name, at={other: 2.5}, x=[[0.0, 0.0]], y=[[1.0]])
     assert not of_mark(chart, "circle")
     assert "observations are left out" in subtitle(chart)
-    assert f"at {other} = 2.5 m³/yr" in subtitle(chart)
+    assert f"at {other} = 2.5 ∖upmu m" in subtitle(chart)
     mean = of_mark(chart, "line")[-1]
     grid = np.stack([column(mean, "value"), np.full(81, 2.5)], 1)
     np.testing.assert_allclose(column(mean, "y"), posterior.predict(grid).mean[:, 0], rtol=1e-5)
@@ -72,7 +72,7 @@ def test_warping_is_drawn_where_the_simulator_goes(posteriors: dict[str, Any]) -
     chart = plots.warping(posterior, at=[{name: 0.0}, {name: 2.0}], output=output)
     line = of_mark(chart, "line")[1]  # after the dashed one
     places = list(dict.fromkeys(row["place"] for row in line["rows"]))
-    assert places == [f"{name} = {value} m³/yr" for value in (0, 2)]
+    assert places == [f"{name} = {value} ∖upmu m" for value in (0, 2)]
     eta = column(line, "eta", place=places[1])
     found = warp(posterior, np.full((len(eta), 1), 2.0), eta, output)
     np.testing.assert_allclose(column(line, "g", place=places[1]), found.mean, rtol=1e-4)

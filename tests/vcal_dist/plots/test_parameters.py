@@ -95,4 +95,4 @@ def test_intervals_are_on_the_scale_of_the_prior(posteriors: dict[str, Any]) -> 
     (truth,) = of_mark(chart, "tick")
     assert truth["rows"][0]["rank"] == pytest.approx(prior_rank(posterior.theta.prior, 2, np.array([1.2]))[0], rel=1e-5)
     low, high = posterior.theta.interval(2, 0.9)
-    assert row["most"] == f"{low:.4g} to {high:.4g} kg.m"
+    assert row["most"] == f"{low:.4g} to {high:.4g} kg.m∖"

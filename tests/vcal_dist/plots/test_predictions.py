@@ -11,6 +11,7 @@ from scipy import stats
 from tests.vcal_dist.plots.charts_kit import column, judged, of_mark, random_posterior, subtitle
 from vcal_dist import plots
 from vcal_dist.assessment import Judged, judge_observations
+from vcal_dist.errors import ModelError
 from vcal_dist.posterior import Posterior
 
 
@@ -95,6 +96,37 @@ def test_rows_without_a_prediction_are_left_out_and_told(trained: Posterior, lef
     (points,) = of_mark(plots.observed(trained, spoilt), "circle")
     assert [row["kind"] for row in points["rows"]].count("unreliable") == 2
     assert len(points["rows"]) == 53
+
+
+def test_predictions_without_a_spread_have_no_residual_and_are_told(trained: Posterior, left_out: Judged) -> None:
+    sd, mean = left_out.sd.copy(), left_out.mean.copy()
+    sd[:3] = 0.0
+    mean[0] = left_out.y[0]  # 0 / 0
+    chart = plots.residuals(trained, left_out._replace(sd=sd, mean=mean))
+    (points,) = of_mark(chart, "circle")
+    np.testing.assert_allclose(column(points, "x"), left_out.mean[3:, 0], rtol=1e-4, atol=1e-5)
+    low, high = points["encoding"]["y"]["scale"]["domain"]
+    assert -low == high == pytest.approx(max(3.0, 1.05 * np.abs((left_out.y - mean) / left_out.sd)[3:].max()))
+    assert "3 values are left out: their predictions have no spread" in subtitle(chart)
+    with pytest.raises(ModelError, match="of 60 predictions none has a spread"):
+        plots.residuals(trained, left_out._replace(sd=np.zeros_like(sd)))
+
+
+def test_runs_without_a_prediction_have_no_part_in_the_emulators_errors() -> None:
+    posterior = random_posterior(1, 1)
+    runs = judged(posterior, 100, runs=True)
+    mean, unreliable = runs.mean.copy(), runs.unreliable.copy()
+    mean[:9], unreliable[:9] = np.nan, True
+    chart = plots.emulator_errors(posterior, runs._replace(mean=mean, unreliable=unreliable))
+    (bars,) = of_mark(chart, "rect")
+    labels = list(dict.fromkeys(row["input"] for row in bars["rows"]))
+    rmse, count = column(bars, "rmse", input=labels[0]), column(bars, "count", input=labels[0])
+    assert count.sum() == 91
+    overall = float(np.sqrt(np.square(runs.mean - runs.y)[9:].mean()))
+    assert np.sqrt((np.square(rmse) * count).sum() / 91) == pytest.approx(overall, rel=1e-5)
+    assert f"91 runs; dashed: over all of them, {overall:.3g} 9 rows without a prediction" in subtitle(chart)
+    with pytest.raises(ModelError, match="of 100 rows none knows the output"):
+        plots.emulator_errors(posterior, runs._replace(mean=np.full_like(mean, np.nan)))
 
 
 def test_errors_of_the_emulator_are_those_of_the_runs_in_each_bin() -> None:

@@ -16,12 +16,13 @@ from vcal_dist.training import train
 Array = NDArray[np.float64]
 TAG = "<img src=x onerror=alert(1)>"
 BREAK = "</script><script>alert(2)</script>"  # a name has no slashes; units, descriptions and paths may
+UNIT = BREAK + r" \upmu m"  # which Vega-Lite would read as code; a name has no backslashes either
 STRANGE = f"{TAG} $(x)|&amp; datum['a'].b[0]: \"`"
 
 
 def problem(controls: int = 1, parameters: int = 2, outputs: int = 1, *, strange: bool = False) -> Problem:
     def named(letter: str, count: int) -> list[dict[str, Any]]:
-        name, unit, text = (f" {STRANGE}", BREAK, BREAK + TAG) if strange else ("", "m", "")
+        name, unit, text = (f" {STRANGE}", UNIT, f"{BREAK}{TAG} {UNIT}") if strange else ("", "m", "")
         return [{"name": f"{letter}{j}{name}", "unit": unit, "description": text} for j in range(count)]
 
     return parse_problem(

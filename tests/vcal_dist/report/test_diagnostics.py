@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tests.vcal_dist.plots.charts_kit import random_posterior
+from tests.vcal_dist.report.runs_kit import trained
 from vcal_dist.assessment import Judged
 from vcal_dist.likelihoods import LikelihoodSettings
+from vcal_dist.mixed import Averaged
 from vcal_dist.posterior import Posterior
 from vcal_dist.report import Gathered, gather
 from vcal_dist.report.content import Status
@@ -29,7 +32,9 @@ from vcal_dist.report.row_checks import (
     pit_shape,
     pit_uniformity,
 )
-from vcal_dist.report.training_checks import falling, state_of_the_run, still_falling
+from vcal_dist.report.theta_checks import correlations, how_theta_was_found
+from vcal_dist.report.training_checks import LEAST_RECORDS, change, losses_of, settled, state_of_the_run
+from vcal_dist.report.words import percent
 from vcal_dist.transforms import TransformSettings
 
 Array = NDArray[np.float64]
@@ -177,33 +182,144 @@ def test_counts_scatter_themselves_and_are_no_error_of_the_emulator(small: Gathe
     assert emulator_error(replace(small, posterior=posterior)) == []
 
 
-def test_a_loss_that_falls_is_told_from_one_that_trembles() -> None:
+def test_a_loss_that_moves_is_told_from_one_that_trembles() -> None:
     rng = np.random.default_rng(0)
     steps = np.arange(100)
-    assert falling((5 * np.exp(-steps / 10)).tolist()) == pytest.approx(0, abs=0.01)
-    assert (falling((-0.02 * steps).tolist()) or 0) == pytest.approx(0.2)  # 10 steps apart
-    assert falling((0.5 * rng.standard_normal(100)).tolist()) == 0
-    assert falling(steps[:10].tolist()) is None
+    assert change((5 * np.exp(-steps / 10)).tolist()) == pytest.approx(0, abs=0.01)
+    for slope in (-0.02, 0.02):
+        assert (change((slope * steps).tolist()) or 0) == pytest.approx(10 * slope)  # 10 steps apart
+    assert change((0.5 * rng.standard_normal(100)).tolist()) == 0
+    assert change(steps[:10].tolist()) is None
 
 
-def test_training_that_ended_too_early_is_told_by_its_stage(small: Gathered) -> None:
-    rows = [{"step": str(i), "phase": "theta", "seconds": "1", "loss": str(-0.02 * i)} for i in range(100)]
-    (check,) = still_falling(replace(small, metrics=rows))
-    assert (check.status, "fit.theta.steps" in check.advice) == ("care", True)
+def recorded(*stages: tuple[str, int, float]) -> list[dict[str, str]]:
+    """Records of stages with so many of them and this slope of their loss."""
+    return [
+        {"step": str(i), "phase": phase, "seconds": "1", "loss": str(slope * i)}
+        for phase, count, slope in stages
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("slope", "word", "cure"), [(-0.02, "falling", "steps"), (0.02, "rising", "rate")])
+def test_training_that_ended_too_early_or_went_astray_is_told_by_its_stage(
+    small: Gathered, slope: float, word: str, cure: str
+) -> None:
+    (check,) = settled(replace(small, metrics=recorded(("emulator", 40, 0.0), ("theta", 100, slope))))
+    assert (check.status, f"fit.theta.{cure}" in check.advice) == ("care", True)
+    assert f"'theta' was {'still ' if slope < 0 else ''}{word}" in check.sentence
+    assert "settled at the end of 'emulator'" in check.sentence
 
 
 def test_a_stage_with_few_records_is_not_said_to_have_settled(small: Gathered) -> None:
-    rows = [
-        {"step": str(i), "phase": phase, "seconds": "1", "loss": str(loss)}
-        for phase, count, loss in (("emulator", 40, 1.0), ("theta", 10, 2.0))
-        for i in range(count)
-    ]
-    (check,) = still_falling(replace(small, metrics=rows))
-    assert check.sentence == (
-        "The loss had settled at the end of 'emulator'. Too few records to tell of 'theta': fewer than 20."
+    rows = recorded(("emulator", 40, 0.0), ("theta", 10, 0.0))
+    (check,) = settled(replace(small, metrics=rows))
+    assert (check.status, check.sentence) == (
+        "good",
+        "The loss had settled at the end of 'emulator'. Too few records to tell of 'theta': fewer than 20.",
     )
-    (check,) = still_falling(replace(small, metrics=rows[40:]))
-    assert (check.value, "settled" in check.sentence) == ("unknown", False)
+    for nothing in (rows[40:], []):
+        (check,) = settled(replace(small, metrics=nothing))
+        assert (check.status, check.value, "settled" in check.sentence) == ("care", "unknown", False)
+
+
+def test_the_stages_that_decide_on_theta_have_records_to_judge_by(tmp_path: Path) -> None:
+    run = trained(tmp_path, fit={"theta": {"steps": 60}, "joint": {"steps": 40}})
+    stages = losses_of(gather(run, Posterior.load(run)).metrics)
+    assert len(stages["theta"]) >= LEAST_RECORDS
+    assert len(stages["joint"]) >= LEAST_RECORDS
+
+
+# --- how q(θ) was found -----------------------------------------------------------------------------------------------
+
+
+def found(small: Gathered, **changes: Any) -> Gathered:
+    way = {"family": "collapsed", "converged": True, "unrefined": "", "evaluations": 512, "effective": 200.0}
+    return replace(small, record={**small.record, "theta": way | changes})
+
+
+def test_training_says_how_theta_was_found(small: Gathered, tmp_path: Path) -> None:
+    way = small.record["theta"]
+    assert (way["family"], way["converged"], way["unrefined"]) == (
+        "collapsed",
+        True,
+        "fit.evaluations is 64, and 96 are needed",
+    )
+    run = trained(tmp_path, fit={"evaluations": 256})
+    way = Posterior.load(run).record["theta"]
+    assert (way["unrefined"], way["evaluations"]) == ("", 252)  # six rounds of 42
+    assert 4 * 3 <= way["effective"] <= 252
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "word"),
+    [
+        ({}, "good", "worth 200 independent draws"),
+        ({"effective": 15.0}, "care", "worth 15 independent draws"),
+        ({"unrefined": "weights are 'fullrank'"}, "care", "not compared with the exact posterior: weights are"),
+        ({"unrefined": "x", "converged": False}, "care", "before θ stood still"),
+        ({"family": "meanfield"}, "care", "too narrow"),
+    ],
+)
+def test_an_approximation_that_nothing_was_compared_with_is_told(
+    small: Gathered, changes: dict[str, Any], status: Status, word: str
+) -> None:
+    (check,) = how_theta_was_found(found(small, **changes))
+    assert (check.status, word in check.sentence, bool(check.advice)) == (status, True, status != "good")
+
+
+def test_independence_by_design_is_not_called_a_finding(small: Gathered) -> None:
+    assert len(correlations(found(small))) == 1
+    assert correlations(found(small, family="meanfield")) == []
+
+
+# --- several outputs, counts and classes ------------------------------------------------------------------------------
+
+
+def several(small: Gathered, pit: Array, kind: str = "gaussian") -> Gathered:
+    """Observations of as many outputs as PIT values (B, K) have columns, with normal predictive distributions."""
+    posterior = random_posterior(1, 2, outputs=pit.shape[1], likelihood=LikelihoodSettings(kind=kind))  # type: ignore[arg-type]
+    zeros = np.zeros_like(pit)
+    y = stats.norm.ppf(pit)
+    judged = Judged(
+        "held out", zeros[:, :1], None, y, zeros, zeros - 1.645, zeros + 1.645, zeros + 1, pit, np.zeros(len(pit), bool)
+    )
+    return replace(small, posterior=posterior, observations=Sample(judged, len(pit), len(pit), len(pit)))
+
+
+@pytest.mark.parametrize(("outputs", "rows"), [(20, 60), (20, 100), (40, 200)])
+def test_one_wrong_output_among_many_is_found_and_named(small: Gathered, outputs: int, rows: int) -> None:
+    pit = np.random.default_rng(0).random((rows, outputs))
+    right = several(small, pit)
+    assert [check.status for look in (coverage_of_observations, pit_uniformity) for check in look(right)] == [
+        "good"
+    ] * 2
+    wrong = pit.copy()
+    wrong[:, 3] = 1 - 1e-6 * (1 + pit[:, 3])  # five standard deviations away
+    names = [output.name for output in right.posterior.problem.outputs]
+    for look in (coverage_of_observations, pit_uniformity):
+        (check,) = look(several(small, wrong))
+        assert check.status == "bad"
+        assert f"'{names[3]}', the worst of {outputs} outputs" in check.sentence
+
+
+def test_classes_that_are_predicted_as_they_fall_are_covered(small: Gathered) -> None:
+    # Their 90 % intervals are nearly always {0, 1}: counted by those, all of them would lie inside.
+    places = (np.arange(200) + 0.5)[:, None] / 200
+    judged = several(small, places, "bernoulli")
+    assert judged.observations is not None
+    of = judged.observations.judged
+    wide = replace(judged.observations, judged=of._replace(low=of.y - 1, high=of.y + 1))
+    (check,) = coverage_of_observations(replace(judged, observations=wide))
+    assert (check.status, check.value) == ("good", percent(0.9))
+
+
+def test_an_average_that_no_member_stands_for_asks_for_care(small: Gathered) -> None:
+    member = small.member
+    for weights, status in (([0.95, 0.05], "good"), ([0.5, 0.5], "care")):
+        average = Averaged([member, member], np.log(weights).tolist())
+        (check,) = state_of_the_run(replace(small, posterior=average))
+        assert check.status == status
 
 
 def test_rows_that_came_later_are_told(small: Gathered) -> None:

@@ -89,6 +89,26 @@ def test_a_posterior_that_is_the_prior_is_not_learned() -> None:
     assert check.status == "care"
 
 
+def test_what_is_ruled_out_does_not_depend_on_the_units_of_the_prior() -> None:
+    # Under a skewed prior an interval far out is wide in θ, and rules out nearly all the same.
+    lognormal = {"family": "lognormal", "mu": 0.0, "sigma": 1.0}
+    for prior in (None, lognormal):
+        (row,) = learned(posterior([(1.8, 0.3)], prior=prior))
+        ends = [special.ndtr(1.8 + sign * 0.3 * special.ndtri(0.95)) for sign in (-1, 1)]
+        assert row.narrowed == pytest.approx(1 - (ends[1] - ends[0]) / 0.9, abs=1e-6)
+        assert row.kind == "learned"
+
+
+def test_a_parameter_that_is_known_less_well_than_before_is_not_called_learned() -> None:
+    (row,) = learned(posterior([(0.0, 2.0)]))  # in θ most of it lies at the two ends
+    assert (row.kind, row.narrowed < 0) == ("partly", True)
+    (check,) = contraction(gathered(posterior([(0.0, 2.0)])))
+    assert (check.status, check.value) == ("care", "0 of 1 parameter")
+    assert "less well than before" in check.sentence
+    (check,) = contraction(gathered(posterior([(-2.0, 0.2), (2.0, 0.2)])))  # either end, and not the middle
+    assert "less well" not in check.sentence
+
+
 @pytest.mark.parametrize(
     ("components", "count"),
     [
