@@ -26,6 +26,7 @@ from torch import Tensor
 from vcal_dist.batches import Observations, Runs, Scaling, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
+from vcal_dist.leave_one_out import RELIABLE, smoothed
 from vcal_dist.likelihoods import Gaussian, Likelihood
 from vcal_dist.predictive import (
     Ensemble,
@@ -50,8 +51,6 @@ Method = Literal["held out", "leave one out"]
 
 LEAST_DRAWS = 1024  # of weights, to leave one out: the Pareto distribution is fitted to about 100 of them
 MOST_LEVERAGE = 1 - 1e-6  # above, rounding decides
-EVEN = 0.1  # nats between the greatest and the least ratio, below which they need no smoothing
-RELIABLE = 0.7  # k̂
 OUTCOMES = 4096  # values of y that are drawn for each row, to find its quantiles
 LEVEL = 0.9  # of the intervals whose coverage is counted
 
@@ -305,7 +304,7 @@ def _score(
     log_weights = torch.full_like(mean[..., 0], -math.log(len(mean)))  # (S, B)
     shape = torch.zeros_like(mean[0, :, 0])
     if leave_one_out:
-        log_weights, shape = _smoothed(-log_density.sum(-1))  # a value that is not known has log density zero
+        log_weights, shape = smoothed(-log_density.sum(-1))  # a value that is not known has log density zero
     weights = log_weights.exp().unsqueeze(-1)  # (S, B, 1)
     # Without transforms the weights' own spread need not be drawn.
     f = mean if is_affine(data.likelihood, outputs) else _drawn(mean, var, generator)
@@ -319,17 +318,6 @@ def _score(
         shape.masked_fill(impossible, torch.inf),
         moments,
     )
-
-
-def _smoothed(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalised log weights (S, B) and k̂ (B,)."""
-    from vcal_dist.inference_data import import_arviz
-
-    with np.errstate(over="ignore"):  # of a tail that is too heavy; it is cut to the largest ratio
-        weights, shape = import_arviz().psislw(log_ratios.mT.cpu().numpy())
-    # Ratios that are nearly the same have no tail to fit a distribution to: its k̂ would mean nothing, or be infinite.
-    even = (log_ratios.amax(0) - log_ratios.amin(0)) < EVEN
-    return torch.from_numpy(weights.T).to(log_ratios), torch.from_numpy(shape).to(log_ratios).masked_fill(even, 0.0)
 
 
 def _outcomes(

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.errors import ModelError
-from vcal_dist.leave_one_out import gaussian_leave_one_out, harmonic
+from vcal_dist.leave_one_out import gaussian_leave_one_out
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.sampling import Draws, sample
 
@@ -127,12 +127,11 @@ class KOH:
         return self.prior.theta(draws.values[..., : self.prior.dim].flatten(0, 1))
 
     @torch.no_grad()
-    def leave_one_out(self, draws: Draws, most: int = 200) -> Tensor:
-        """log p(y_i | all other rows), (n,), of scaled outputs, over some of the draws."""
+    def leave_one_out(self, draws: Draws) -> Tensor:
+        """log p(y_i | all other rows, draw) of scaled outputs, (S, n)."""
         points = draws.values.flatten(0, 1)
-        chosen = points[:: -(-len(points) // most)]
-        each = torch.stack([gaussian_leave_one_out(self.target[:, 0], self.covariance(point)) for point in chosen])
-        return harmonic(each[:, len(self.u) :])
+        each = [gaussian_leave_one_out(self.target[:, 0], self.covariance(point))[len(self.u) :] for point in points]
+        return torch.stack(each)
 
 
 def matern52(u: Tensor) -> Tensor:

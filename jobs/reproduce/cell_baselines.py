@@ -13,7 +13,7 @@ from torch import Tensor
 from vcal_dist.analytic import ExactPosterior
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.koh import KOH, Known
-from vcal_dist.leave_one_out import gaussian_leave_one_out, harmonic
+from vcal_dist.leave_one_out import RELIABLE, gaussian_leave_one_out, smoothed
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.passes import compress
 from vcal_dist.posterior import Posterior
@@ -83,10 +83,8 @@ def sampled_koh(
         koh.theta(draws).numpy(),
         time.perf_counter() - begun,
         _trust(draws, koh.dim)
-        | {
-            "hyperparameters, median": dict(zip(koh.names, logs.median(0).values.exp().tolist(), strict=True)),
-            "leave-one-out log predictive density": float(koh.leave_one_out(draws).sum()) + _jacobian(posterior, data),
-        },
+        | {"hyperparameters, median": dict(zip(koh.names, logs.median(0).values.exp().tolist(), strict=True))}
+        | _left_out("sampled", koh.leave_one_out(draws), _jacobian(posterior, data), _efficiency(draws)),
     )
 
 
@@ -124,11 +122,11 @@ def sampled_exact(posterior: Posterior, data: cell.Data, settings: dict[str, int
 
 
 @torch.no_grad()
-def leave_one_out(posterior: Posterior, data: cell.Data, draws: int = 2000, seed: int = 0) -> float:
-    """Σ log p(y_i | the other observations, runs) in the user's units, at the posterior's hyperparameters.
+def leave_one_out(posterior: Posterior, data: cell.Data, draws: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """Σ log p(y_i | the other observations, runs), at hyperparameters that were fitted to all rows, y_i among them.
 
     Given θ and η the observations are Gaussian, with δ (or g at these η) integrated out, so that p(y_i | y₋ᵢ, θ, η) is
-    closed form; over draws of the posterior p(y_i | y₋ᵢ) is its harmonic mean.
+    closed form.
     """
     model = posterior.model
     _, observations = scaled(posterior, data)
@@ -145,8 +143,26 @@ def leave_one_out(posterior: Posterior, data: cell.Data, draws: int = 2000, seed
         return gaussian_leave_one_out((y - eta)[..., 0], covariance)
 
     ensemble = draw_ensemble(model, posterior.components, posterior.log_weights, draws, seed)
-    each = ensemble.over(of_group)  # (S, n)
-    return float(harmonic(each).sum()) + _jacobian(posterior, data)
+    return _left_out("fitted to all rows", ensemble.over(of_group), _jacobian(posterior, data))
+
+
+def _left_out(hyperparameters: str, each: Tensor, log_jacobian: float, efficiency: float = 1.0) -> dict[str, Any]:
+    """Σ log p(y_i | y₋ᵢ) in the user's units from log p(y_i | y₋ᵢ, draw) (S, n), and the y_i whose k̂ tells against it.
+
+    A draw given all of y counts for those without y_i in proportion to 1/p(y_i | y₋ᵢ, draw), smoothed (PSIS).
+    """
+    log_weights, shape = smoothed(-each, efficiency)  # (S, n), (n,)
+    density = torch.logsumexp(each + log_weights, 0)  # (n,)
+    return {
+        f"leave-one-out log predictive density, hyperparameters {hyperparameters}": float(density.sum()) + log_jacobian,
+        "observations with k̂ above 0.7": int((shape > RELIABLE).sum()),
+    }
+
+
+def _efficiency(draws: Draws) -> float:
+    """Effective draws for each draw of the chains: the less, the longer a tail k̂ needs."""
+    chains, each, _ = draws.values.shape
+    return min(float(draws.effective.min()) / (chains * each), 1.0)
 
 
 def _trust(draws: Draws, dim: int) -> dict[str, Any]:

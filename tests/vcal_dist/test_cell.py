@@ -42,7 +42,20 @@ def test_the_measure_at_least_squares_is_the_known_one_and_the_lowest_around() -
     around = best + 0.05 * np.concatenate([np.eye(3), -np.eye(3)])
     assert all(cell.squared_error(theta[None]) > cell.squared_error(best[None]) for theta in around)
     # the mean over draws, and not the error of their mean
-    assert cell.squared_error(around) == pytest.approx(np.mean([cell.squared_error(t[None]) for t in around]))
+    each = [cell.squared_error(t[None]) for t in around]
+    assert cell.squared_error(around) == pytest.approx(np.mean(each))
+    weights = np.arange(6) / 15
+    assert cell.squared_error(around, weights) == pytest.approx(weights @ each)
+
+
+def test_a_curve_is_the_simulator_along_x_also_where_a_rate_is_zero_or_nearly() -> None:
+    rng = np.random.default_rng(2)
+    theta = np.concatenate([10 * rng.random((40, 3)), 10 ** (1 - 6 * rng.random((40, 3)))])
+    theta[:3] = [[0, 0, 0], [5, 0, 1], [0, 5, 1]]
+    x = rng.random((7, 1))
+    expected = cell.simulate(np.tile(x, (80, 1)), np.repeat(theta, 7, axis=0)).reshape(80, 7)
+    np.testing.assert_allclose(cell.curves(x, theta), expected, rtol=1e-8, atol=1e-10)
+    assert (cell.curves(x, theta) > 0).all()
 
 
 def test_the_design_is_a_latin_hypercube_whose_points_keep_their_distance() -> None:

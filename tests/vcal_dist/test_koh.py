@@ -14,7 +14,7 @@ from storage.problem import CalibrationInput, ControlInput, Output, Problem
 from vcal_dist.batches import Observations, Runs, Scaling
 from vcal_dist.errors import ModelError
 from vcal_dist.koh import CONSTANT, JITTER, KOH, PRIORS, Known
-from vcal_dist.leave_one_out import gaussian_leave_one_out, harmonic
+from vcal_dist.leave_one_out import gaussian_leave_one_out
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.transforms import OutputScaling, TransformSettings
 
@@ -98,7 +98,7 @@ def test_sampling_finds_the_slope_and_says_how_well_it_mixed() -> None:
     assert abs(theta.mean().item() - THETA) < 3 * theta.std().item() < 0.6
     assert draws.rhat.max() < 1.1
     each = koh.leave_one_out(draws)
-    assert each.shape == (8,)
+    assert each.shape == (200, 8)
     assert each.isfinite().all()
 
 
@@ -114,8 +114,6 @@ def test_leaving_one_out_equals_conditioning_by_hand() -> None:
             mean, var = weights @ r[s][rest], K[s][i, i] - weights @ K[s][rest, i]
             expected = torch.distributions.Normal(mean, var.sqrt()).log_prob(r[s][i])
             assert found[s, i].item() == pytest.approx(expected.item(), rel=1e-10)
-    both = harmonic(found)  # 1/p = mean of 1/p_s
-    torch.testing.assert_close(both, -((-found).exp().mean(0)).log())
 
 
 def test_several_outputs_are_refused() -> None:

@@ -63,12 +63,15 @@ def test_the_default_is_nearest_to_the_exact_posterior(results: dict[str, dict[s
 
 
 @pytest.mark.slow
-def test_the_cell_is_calibrated_better_than_in_the_paper(results: dict[str, dict[str, Any]]) -> None:
-    found = ours(results, "cell")
-    assert results["cell"]["floor"]["l2"] == pytest.approx(0.642, abs=5e-4)
-    assert 0.642 < found["l2"] < 1.31
-    assert 0.642 < found["additive"] < 4.0
-    assert 0.642 < found["general"] < 4.0
+def test_the_quick_cell_is_calibrated_to_within_a_factor_of_two_of_the_paper(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    found, paper, floor = (ours(results, "cell"), *(results["cell"][key] for key in ("paper", "floor")))
+    assert floor["l2"] == pytest.approx(0.64221, abs=1e-5)
+    # 2.09, 1.99 and 1.01 with quick sizes; a uniform θ has 93.
+    for name in ("additive", "general"):
+        assert floor[name] < found[name] < 2 * paper[name]
+    assert floor["l2"] < found["l2"] < paper["l2"]
 
 
 @pytest.mark.slow
