@@ -77,7 +77,7 @@ def in_a_sentence(gathered: Gathered) -> str:
     back = [row.name for row in found if row.kind == "not learned"]
     if back:
         verb = "was" if len(back) == 1 else "were"
-        whose = "its posterior is its prior" if len(back) == 1 else "their posteriors are their priors"
+        whose = "its posterior is nearly its prior" if len(back) == 1 else "their posteriors are nearly their priors"
         parts.append(f"{listed(back, most=6)} {verb} not learned from these data: {whose}.")
     return " ".join(parts)
 

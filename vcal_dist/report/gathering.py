@@ -50,6 +50,7 @@ class Sample:
     among: int  # so many that could have been: all that training did not see, or all
     table: int  # rows of the table
     noise: NDArray[np.float64] | None = None  # (B, K) the observations' own standard deviations
+    numbers: NDArray[np.int64] | None = None  # (B,) of the rows in the table, from 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def _judged(store: Store, config: Config, member: Posterior, say: Say) -> tuple[
     most = most_rows(len(member.problem.outputs))
     found: list[Sample | None] = []
     for table, held in ((store.runs, at_hand.held_runs), (store.observations, at_hand.held_observations)):
-        rows, among = _chosen(table, held.numpy(), most)
+        rows, numbers, among = _chosen(table, held.numpy(), most)
         if not len(rows["x"]):
             found.append(None)
             continue
@@ -195,19 +196,24 @@ def _judged(store: Store, config: Config, member: Posterior, say: Say) -> tuple[
             judged = judge_runs(member, rows["x"], rows["t"], rows["z"], leave_one_out=left_out)
         else:
             judged = judge_observations(member, rows["x"], rows["y"], rows.get("noise"), leave_one_out=left_out)
-        found.append(Sample(judged, len(rows["x"]), among, table.rows, rows.get("noise")))
+        found.append(Sample(judged, len(rows["x"]), among, table.rows, rows.get("noise"), numbers))
     return found[0], found[1]
 
 
-def _chosen(table: Table, held: NDArray[np.int64], most: int) -> tuple[dict[str, NDArray[np.float64]], int]:
-    """Rows with a known output that were kept out, or any where none was; at most so many, and among how many."""
+def _chosen(
+    table: Table, held: NDArray[np.int64], most: int
+) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.int64], int]:
+    """Rows with a known output that were kept out, or any where none was; their numbers, and among how many.
+
+    There are at most so many of them.
+    """
     values, numbers = sample(table, AT_HAND)
     known = ~np.isnan(values["z" if table.name == "runs" else "y"]).all(axis=1)
     rows = np.flatnonzero(known & np.isin(numbers, held) if len(held) else known)
     among = len(rows) if len(held) or len(numbers) == table.rows else table.rows
     if len(rows) > most:
         rows = np.sort(np.random.default_rng(SEED).choice(rows, most, replace=False))
-    return {name: part[rows].astype(np.float64) for name, part in values.items()}, among
+    return {name: part[rows].astype(np.float64) for name, part in values.items()}, numbers[rows], among
 
 
 def _versions(run: Path, record: Mapping[str, Any]) -> dict[str, str]:

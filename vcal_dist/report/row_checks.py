@@ -15,7 +15,7 @@ from vcal_dist.answers import to_numpy
 from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered, Sample
-from vcal_dist.report.words import figure, percent, plural, with_unit
+from vcal_dist.report.words import figure, listed, percent, plural, with_unit
 
 LEVEL = 0.9  # of the intervals whose coverage is counted
 BAND = 0.95  # of a binomial count inside which coverage is as it should be, ...
@@ -44,7 +44,7 @@ def coverage_of_observations(gathered: Gathered) -> list[Check]:
     if found is None:
         advice = "Keep some observations out of training and predict them (vcal predict)"
         if gathered.observations is not None:
-            why = "leaving them out one by one is not reliable here (k̂, below)"
+            why = "leaving them out one by one is not reliable here (see “Leaving out observations”)"
         else:
             why = gathered.unreachable or "no observation was kept out of training"
             advice += ", or bring the store back to where the run found it" if gathered.unreachable else ""
@@ -57,14 +57,16 @@ def coverage_of_observations(gathered: Gathered) -> list[Check]:
                 f"{advice}.",
             )
         ]
-    rows, share, worst = found
+    rows, share, worst = found[:3]
     status, side = judge_coverage(share, rows)
     unseen = "that training did not see " if is_held_out(gathered, "observations") else ""
     left_out = "" if unseen else f", each predicted as if it had been left out ({AS_FITTED})"
     inside = "lies inside its 90 % interval" if rows == 1 else "lie inside their 90 % intervals"
+    values = f"{plural(found.values, 'value')} of " if found.values > rows else ""
+    aside = f" ({found.aside:,} more cannot be left out reliably, and do not count)" if found.aside else ""
     sentence = (
-        f"{percent(share)} of the {plural(rows, 'observation')} {unseen}{inside}{left_out}; {_expected(rows)} is what "
-        "chance allows."
+        f"{percent(share)} of the {values}{plural(rows, 'observation')} {unseen}{inside}{left_out}{aside}; "
+        f"{_expected(rows)} is what chance allows."
     )
     if worst is not None and RANK[worst.status] > RANK[status]:
         status, side = worst.status, worst.side
@@ -88,7 +90,7 @@ def coverage_of_runs(gathered: Gathered) -> list[Check]:
     found = covered(gathered, "runs")
     if found is None:
         return []
-    rows, share, worst = found
+    rows, share, worst = found[:3]
     status, side = judge_coverage(share, rows)
     unseen = is_held_out(gathered, "runs")
     which = plural(rows, "unseen run") if unseen else f"{plural(rows, 'run')}, each left out in turn,"
@@ -269,8 +271,9 @@ def left_out(gathered: Gathered) -> list[Check]:
         sentence = (
             f"Leaving out one of the {sample.rows:,} {table} at a time is reliable for all of them."
             if bad == 0
-            else f"For {plural(bad, table.removesuffix('s'))} of {sample.rows:,}, what is predicted without it is "
-            "uncertain (k̂ above 0.7): each carries much of what is known."
+            else f"For {plural(bad, table.removesuffix('s'))} of {sample.rows:,}{_numbered(sample)}, what is predicted "
+            "without it is uncertain: it carries so much of what is known that the posterior without it cannot be told "
+            "from this one (k̂, the tail of its importance weights, is above 0.7)."
         )
         advice = (
             "" if bad == 0 else "Look at these rows for mistakes. More rows near them would make the result firmer."
@@ -299,6 +302,8 @@ class Covered(NamedTuple):
     rows: int
     share: float
     worst: Worst | None = None
+    aside: int = 0  # rows that cannot be left out reliably, and do not count
+    values: int = 0  # of all outputs of these rows
 
 
 def covered(gathered: Gathered, table: str) -> Covered | None:
@@ -319,7 +324,9 @@ def covered(gathered: Gathered, table: str) -> Covered | None:
             inside = np.abs(judged.pit - 0.5) <= LEVEL / 2
         known = ~np.isnan(judged.y) & rows[:, None]
         names = [output.name for output in gathered.posterior.problem.outputs]
-        return Covered(int(rows.sum()), float(inside[known].mean()), _worst(names, inside, known))
+        count = int(rows.sum())
+        share, worst = float(inside[known].mean()), _worst(names, inside, known)
+        return Covered(count, share, worst, sample.rows - count, int(known.sum()))
     recorded = (gathered.record.get("assessment") or {}).get(table)
     if recorded is None or discrete or recorded.get("unreliable", 0) > MOST_UNRELIABLE * recorded["rows"]:
         return None
@@ -350,6 +357,13 @@ def reliable(sample: Sample) -> NDArray[np.bool_] | None:
     """The rows that were not seen, or can be left out reliably; None if these are the fewer."""
     rows: NDArray[np.bool_] = ~sample.judged.unreliable
     return rows if rows.mean() >= 1 - MOST_UNRELIABLE else None
+
+
+def _numbered(sample: Sample) -> str:
+    """Which rows cannot be left out, counted from 0 as `vcal ingest` does."""
+    if sample.numbers is None:
+        return ""
+    return f" (rows {listed([f'{i:,}' for i in sample.numbers[sample.judged.unreliable]], most=8)}, counted from 0)"
 
 
 def _expected(rows: int) -> str:

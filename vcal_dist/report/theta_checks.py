@@ -14,7 +14,7 @@ from vcal_dist.report.words import figure, listed, percent, plural, signed
 
 AT_BOUND = (0.2, 0.6)  # probability within 2 % of the range at one of its ends that asks for care, and that is bad
 OUTSIDE = (0.05, 0.3)  # probability outside the bounds, where the emulator extrapolates
-CORRELATED = 0.9
+CORRELATED, IN_PART = 0.9, 0.5
 EFFECTIVE = 40.0  # independent draws, below which an interval's ends are uncertain by a fifth of its half-width
 
 
@@ -69,7 +69,7 @@ def contraction(gathered: Gathered) -> list[Check]:
     if groups["partly"]:
         parts.append(f"In part: {listed(groups['partly'])}.")
     if groups["not learned"]:
-        parts.append(f"Not learned, the posterior is the prior: {listed(groups['not learned'])}.")
+        parts.append(f"Not learned, the posterior is nearly the prior: {listed(groups['not learned'])}.")
     wider = [  # one mode: with several, an interval spans what lies between them
         row.name
         for j, row in enumerate(found)
@@ -145,7 +145,11 @@ def correlations(gathered: Gathered) -> list[Check]:
     largest = max(pairs, key=lambda pair: abs(pair[0]))
     value = f"at most {abs(largest[0]):.2f}"
     if not strong:
-        return [Check("Correlations of θ", "good", value, "No two parameters are tied to each other.")]
+        r, one, other = largest
+        sentence = "No two parameters are tied to each other."
+        if abs(r) > IN_PART:
+            sentence = f"{one} and {other} make up for each other in part ({signed(r)}), others less."
+        return [Check("Correlations of θ", "good", value, sentence)]
     told = listed([f"{one} and {other} ({signed(r)})" for r, one, other in strong], most=4)
     return [
         Check(

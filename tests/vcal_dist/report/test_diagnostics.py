@@ -134,6 +134,16 @@ def test_rows_that_cannot_be_left_out_do_not_count(small: Gathered) -> None:
     assert check.status == "good"
     (check,) = coverage_of_observations(observed(small, places, "leave one out", unreliable=60))
     assert (check.status, check.value) == ("care", "unknown")
+    (check,) = coverage_of_observations(observed(small, places, "leave one out", unreliable=40))
+    assert "(40 more cannot be left out reliably, and do not count)" in check.sentence
+    assert small.observations is not None
+    assert small.observations.numbers is not None  # of the rows in the store
+    assert len(small.observations.numbers) == len(small.observations.judged.y)
+    some = observed(small, places, "leave one out", unreliable=2)
+    assert some.observations is not None
+    some = replace(some, observations=replace(some.observations, numbers=np.arange(100) + 1000))
+    (check,) = (check for check in left_out(some) if "observ" in check.name)
+    assert "rows 1,000 and 1,001, counted from 0" in check.sentence
     for count, status in ((0, "good"), (40, "care"), (60, "bad")):
         check = next(c for c in left_out(observed(small, places, "leave one out", count)) if "observ" in c.name)
         assert check.status == status
