@@ -34,10 +34,10 @@ from vcal_dist.report.words import figure, listed, plural
 
 SHOWN_PARAMETERS = 9  # densities in sight; others are folded, ...
 MOST_PARAMETERS = 60  # ... up to so many: the table has all
-PAIRS = 6  # parameters whose pairs are densities: the ones that the data moved most
+PAIRS = 6  # parameters whose pairs are drawn: the ones that the data moved most
 SHOWN_CONTROLS = 3
 MANY_PANELS = 9  # of one chart; one with more is folded
-MOST_CONTROLS = 6  # along which functions are densities
+MOST_CONTROLS = 6  # along which functions are drawn
 POINTS = 65  # of a line along which the discrepancy's size is looked at
 WORDS: dict[Status, str] = {"good": "good", "care": "with care", "bad": "bad"}
 
@@ -131,7 +131,7 @@ def observations(gathered: Gathered, _: Verdict) -> Iterator[Block]:
             yield from left_over(len(controls), max(1, len(against)), "control input", "residuals")
         if k >= SHOWN_OUTPUTS:
             yield Text(
-                f"The process along the control inputs is densities of the first {SHOWN_OUTPUTS} outputs; "
+                f"The process along the control inputs is drawn of the first {SHOWN_OUTPUTS} outputs; "
                 "vcal_dist.plots.process draws it of this one.",
                 "note",
             )
@@ -190,7 +190,7 @@ def emulator(gathered: Gathered, _: Verdict) -> Iterator[Block]:
         )
         if k >= SHOWN_OUTPUTS:  # a panel for every input: with many inputs and outputs the page would grow too large
             yield Text(
-                f"Errors along the inputs are densities of the first {SHOWN_OUTPUTS} outputs; "
+                f"Errors along the inputs are drawn of the first {SHOWN_OUTPUTS} outputs; "
                 "vcal_dist.plots.emulator_errors draws them of this one.",
                 "note",
             )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.vcal_dist.plots.charts_kit import judged, random_posterior
-from vcal_dist.report import Gathered, sections
+from vcal_dist.report import Gathered, parts, sections
 from vcal_dist.report.content import Block, Figure, Fold, Text
 from vcal_dist.report.diagnostics import Verdict
 from vcal_dist.report.gathering import Sample
@@ -27,6 +27,7 @@ def texts(blocks: Sequence[Block]) -> Iterator[str]:
 def test_charts_beyond_the_first_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, most in (("MOST_PARAMETERS", 2), ("MOST_CONTROLS", 1), ("SHOWN_OUTPUTS", 1), ("PAIRS", 2)):
         monkeypatch.setattr(sections, name, most)
+    monkeypatch.setattr(parts, "SHOWN_OUTPUTS", 1)
     gathered = Gathered("here", random_posterior(3, 4, 2, kind="none"), {}, None, {}, None, [])
     of_theta = list(sections.parameters(gathered, NOTHING))
     assert any(text.startswith("Of 4 parameters the last 2 have no chart here") for text in texts(of_theta))
