@@ -325,6 +325,36 @@ def pin(
     q.move(q.theta_mean, q.mean, q.precision._replace(theta=0.5 * (A + A.mT)))
 
 
+@torch.no_grad()
+def curvature(
+    model: CalibrationModel,
+    q: FullRank,
+    blocks: Callable[[], Iterable[Observations]],
+    theta: Tensor,
+    *,
+    key: Key = (0,),
+) -> float:
+    """How far f at points θ̃ (P, d2) is from what q says of it there, as weights that are linear in θ̃ cannot follow.
+
+    The mean square over points and rows, in standard deviations of f given θ̃: small beside one where q(f) is right.
+    """
+    hidden = HIDDEN_SAMPLES if model.random else 1
+    exact = FullRank(q.theta_dim, q.outputs, q.width, frame=Frame(q.frame_mean, q.frame_root), absorbed=q.absorbed)
+    exact.move(q.theta_mean, q.mean, q.precision)
+    total = torch.zeros(2, dtype=torch.float64, device=theta.device)
+    for point in theta:
+        pin(model, exact, blocks, point, torch.eye(len(point)).to(point), key=key)
+        copies = point.expand(hidden, -1)
+        for block in blocks():
+            unit, draw = model.rows_of_theta(copies, len(block.x)), Draw(key, hidden, block.row)
+            at, linear = (model.predict(each, block.x, copies, unit, draw) for each in (exact, q))
+            away = (linear.mean.mean(0) - at.mean.mean(0)).square() / at.var.mean(0)  # (B, K)
+            counted = (block.weight.unsqueeze(-1) * ~block.y.isnan()).double()
+            total += torch.stack([(away * counted).sum(), counted.sum()])
+    squares, values = sum_over_ranks([total])[0].tolist()
+    return squares / max(values, 1.0)
+
+
 def _flatten(statistics: Statistics) -> list[Tensor]:
     *parts, log_likelihood = statistics[1:]
     return [*statistics.curvature, *parts, log_likelihood.detach()]

@@ -23,7 +23,7 @@ from vcal_dist.collective import rank, same_everywhere, world_size
 from vcal_dist.errors import Diverged
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import place_start, screen_theta
-from vcal_dist.mixture import Mixture, adapt
+from vcal_dist.mixture import Mixture, adapt, divided
 from vcal_dist.objective import CollapsedTheta
 from vcal_dist.passes import (
     HIDDEN_SAMPLES,
@@ -31,6 +31,7 @@ from vcal_dist.passes import (
     close,
     closing,
     collapsed_log_density,
+    curvature,
     is_conjugate,
     pin,
     settling,
@@ -62,12 +63,15 @@ from vcal_dist.stages import (
     natural_emulator,
     natural_theta,
 )
-from vcal_dist.weights import MeanField, Weights
+from vcal_dist.weights import MeanField
 from vcal_dist.work import Found, Work
 
 ROWS_OF_CANDIDATES = 4096
 ROWS_OF_REFINEMENT = 2_000_000  # over all points, and samples of hidden layers, where the posterior is evaluated
 NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
+CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is looked at how f curves
+CURVED, PIECES = 0.1, 32  # mean square of f's error there, in its variance, above which components become so many ...
+ROWS_OF_PIECES = 100_000  # ... or as many as this leaves time for
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
 Build = Callable[[Work], Phase]
 
@@ -322,7 +326,8 @@ def _refinement(work: Work) -> Phase:
     """q(θ̃) as a mixture that follows the exact posterior of θ̃, all weights integrated out.
 
     A joint Gaussian has weights that are linear in θ̃ with one covariance everywhere; where θ̃ is uncertain and η
-    curved, that makes its θ̃ too narrow, and no Gaussian is skewed. Here w is Gaussian given θ̃, around each component.
+    curved, that makes its θ̃ too narrow, and no Gaussian is skewed. Here w is Gaussian given θ̃, around each component;
+    where f curves within one, narrower ones take its place, without which f at the observations would be too uncertain.
     """
     found, model = work.found, work.model
 
@@ -351,13 +356,23 @@ def _refinement(work: Work) -> Phase:
         if found.adapted.effective < 4 * (model.prior.dim + 1):  # too few points carry it to say more
             found.unrefined = f"of {evaluations} points that were tried, too few have any weight"
             return
+
+        def pinned(mixture: Mixture) -> list[FullRank]:
+            components = []
+            for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
+                components.append(started(work, mean))
+                pin(model, components[-1], lambda: blocks(rows), mean, covariance, key=(work.seed, 5))
+            return components
+
         mixture = found.adapted.mixture
-        components: list[Weights] = []
-        for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
-            q = started(work, mean)
-            pin(model, q, lambda: blocks(rows), mean, covariance, key=(work.seed, 5))
-            components.append(q)
-        found.components, found.log_weights = components, mixture.log_weights
+        components = pinned(mixture)
+        pieces = divided(mixture, min(PIECES, ROWS_OF_PIECES // work.totals.observations), work.seed)
+        if len(pieces.means) > len(components):
+            q = components[int(mixture.log_weights.argmax())]
+            corners = q.theta(CORNERS * torch.eye(q.theta_dim, dtype=torch.float64, device=work.device))
+            if curvature(model, q, lambda: blocks(rows), corners, key=(work.seed, 5)) > CURVED:
+                mixture, components = pieces, pinned(pieces)
+        found.components, found.log_weights = list(components), mixture.log_weights
 
     return Instant("refinement", do)
 

@@ -12,7 +12,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from vcal_dist.mixture import Adapted, Mixture, _tempered, adapt
+from vcal_dist.mixture import Adapted, Mixture, _tempered, adapt, divided
 
 F64 = torch.float64
 
@@ -270,3 +270,32 @@ def test_a_needle_far_from_the_guess_does_no_harm(sd: float) -> None:
     assert all(bool(part.isfinite().all()) for part in (*found.mixture, found.log_weights))
     assert found.effective >= 1
     assert float((moments(found.mixture)[0] - 0.7).abs().max()) < 0.1
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [24, 64])
+def test_pieces_are_narrower_and_have_the_moments_of_the_whole(pieces: int) -> None:
+    found = divided(THREE, pieces, 0)
+    assert len(found.means) == pytest.approx(pieces, abs=4)  # the lightest may remain whole
+    for mine, whole in zip(moments(found), moments(THREE), strict=True):
+        torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-9)
+    assert float(found.log_weights.exp().sum()) == pytest.approx(1)
+    largest = found.covariances.diagonal(dim1=-2, dim2=-1).amax(-1)
+    assert float(largest.median()) < 0.5 * float(THREE.covariances.diagonal(dim1=-2, dim2=-1).amax(-1).median())
+
+
+def test_pieces_of_one_parameter_add_up_to_nearly_the_same_density() -> None:
+    whole = mixture_of([[-1.0], [2.0]], [[[0.5]], [[2.0]]], [0.4, 0.6])
+    found = divided(whole, 32, 0)
+    assert float(found.covariances.max()) <= 0.25**2 * 2.0 + 1e-12
+    grid = torch.linspace(-8, 12, 4001, dtype=F64)[:, None]
+    apart = (found.log_density(grid).exp() - whole.log_density(grid).exp()).abs()
+    assert float(torch.trapezoid(apart, grid[:, 0])) / 2 < 0.02
+
+
+def test_too_few_pieces_leave_a_mixture_whole() -> None:
+    for pieces in (0, 3):
+        for mine, whole in zip(divided(THREE, pieces, 0), THREE, strict=True):
+            torch.testing.assert_close(mine, whole)

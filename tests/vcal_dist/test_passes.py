@@ -22,7 +22,7 @@ from vcal_dist.gp import Draw, GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
 from vcal_dist.natural import observations_statistics, runs_statistics
 from vcal_dist.objective import Samples, elbo, observations_log_likelihood
-from vcal_dist.passes import HIDDEN_SAMPLES, close, collapsed_log_density, compress, pin, settle
+from vcal_dist.passes import HIDDEN_SAMPLES, close, collapsed_log_density, compress, curvature, pin, settle
 
 F64 = torch.float64
 UNEVEN = [1, 0, 11, 3, 5]  # rows of blocks, 20 in all
@@ -442,6 +442,19 @@ def test_pinning_forgets_the_weights_it_started_from(kit: Any) -> None:
         found.append([q.mean, *q.precision])
     for mine, its in zip(*found, strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-8, atol=1e-8)
+
+
+def test_f_is_curved_by_what_weights_that_are_linear_in_theta_miss(kit: Any) -> None:
+    model, q, observations = linear_case(kit, torch.tensor([0.4, -0.3], dtype=F64), "additive")
+    pin(model, q, lambda: [observations], q.theta_mean, 0.1 * torch.eye(2, dtype=F64))
+    assert curvature(model, q, lambda: [observations], q.theta_mean + torch.eye(2, dtype=F64)) < 1e-10
+    model, frame, observations = curved_case(kit, "additive")
+    theta = torch.tensor([0.9], dtype=F64)
+    q = started(model, frame, 0.0)
+    pin(model, q, lambda: [observations], theta, torch.tensor([[0.01]], dtype=F64))
+    parts = in_blocks(observations, [1, len(observations.x) - 1])
+    far, near = (curvature(model, q, parts, (theta + step)[None]) for step in (0.1, 0.05))
+    assert far / near == pytest.approx(16, rel=0.5)  # the square of a quadratic error
 
 
 @pytest.mark.parametrize("pass_", [pin, close])
