@@ -13,7 +13,20 @@ from vcal_dist.errors import ModelError
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.mixed import Averaged
 from vcal_dist.plots.naming import NUMBER, label, output_place, place, point, where
-from vcal_dist.plots.style import DATA, HEIGHT, OTHER, POSTERIOR, PRIOR, hover, rows, single, styled, titled
+from vcal_dist.plots.style import (
+    DATA,
+    GAP,
+    HEIGHT,
+    OTHER,
+    POSTERIOR,
+    PRIOR,
+    hover,
+    rows,
+    scale_of,
+    single,
+    styled,
+    titled,
+)
 from vcal_dist.posterior import Posterior
 from vcal_dist.predictive import What, is_affine
 
@@ -23,9 +36,17 @@ if TYPE_CHECKING:
 POINTS = 81  # of a line
 GRID = 30  # of a map, in each direction
 SAMPLES = 1000  # functions that find quantiles
+MAP_SAMPLES = 400  # of a map, which has more points
 OUTCOMES = 2000  # observations that do
+NOISES = 20  # observations of each function, where noise is the same everywhere
 SHOWN = 6  # functions that are drawn
-Z = 1.6448536269514722  # the standard normal's 95 % quantile
+# Vega's "blueorange", and what is left of it where the sign is not sure.
+DIVERGING = [
+    "#134b85", "#2f78b3", "#5da2cb", "#9dcae1", "#d2e5ef", "#f2f0eb", "#fce0ba", "#fbbf74", "#e8932f", "#c5690d",
+    "#994a07",
+]  # fmt: skip
+STRENGTH = 0.25  # of a pale colour
+NEW = f"new observations (90{GAP}%)"
 MOST_OBSERVATIONS = 2000
 
 
@@ -47,9 +68,10 @@ def process(
 
     problem, k = posterior.problem, output_place(posterior.problem, output)
     grid, values, others = _line(posterior, along, at)
-    f, outcome = _band(posterior, grid, "process", k), _band(posterior, grid, "observation", k)
+    f = _band(posterior, grid, "process", k)
+    outcome = _outcome(posterior, grid, f, k)
     eta = posterior.predict(grid, "emulator").mean[:, k]
-    kinds = ["process", "observations", "emulator alone"]
+    kinds = ["process", NEW, "emulator alone"]
     colours = [POSTERIOR, PRIOR, OTHER]
     shown, note = _observations(posterior, k, x, y)
     if shown is not None:
@@ -58,7 +80,7 @@ def process(
     abscissa = _x(posterior, along)
     name = label(problem.outputs[k])
     layers: list[Any] = [
-        _area(values, outcome, "observations", abscissa, name, colour, 0.3),
+        _area(values, outcome, NEW, abscissa, name, colour, 0.3),
         _area(values, f, "process", abscissa, name, colour, 0.3),
         _functions(values, f.samples, abscissa, name),
         _mean(values, eta, "emulator alone", abscissa, name, colour, dash=True),
@@ -72,14 +94,13 @@ def process(
     tips = [
         alt.Tooltip("value:Q", title=along, format=NUMBER),
         alt.Tooltip("mean:Q", title="process", format=NUMBER),
-        alt.Tooltip("low:Q", title="90 % from", format=NUMBER),
+        alt.Tooltip("low:Q", title=f"90{GAP}% from", format=NUMBER),
         alt.Tooltip("high:Q", title="to", format=NUMBER),
         alt.Tooltip("eta:Q", title="emulator alone", format=NUMBER),
     ]
     layers.append(hover(rows(value=values, mean=f.mean, low=f.low, high=f.high, eta=eta), abscissa, tips))
-    return single(
-        layers, f"{problem.outputs[k].name} along {along}", "means, 90 % bands and functions f may be", others, note
-    )
+    shows = "means, 90 % bands and some possible processes (thin)"
+    return single(layers, f"{problem.outputs[k].name} along {along}", shows, others, note)
 
 
 def discrepancy(
@@ -96,7 +117,7 @@ def discrepancy(
     tips = [
         alt.Tooltip("value:Q", title=along, format=NUMBER),
         alt.Tooltip("mean:Q", title="discrepancy", format=NUMBER),
-        alt.Tooltip("low:Q", title="90 % from", format=NUMBER),
+        alt.Tooltip("low:Q", title=f"90{GAP}% from", format=NUMBER),
         alt.Tooltip("high:Q", title="to", format=NUMBER),
     ]
     layers = [
@@ -107,13 +128,13 @@ def discrepancy(
         hover(rows(value=values, mean=delta.mean, low=delta.low, high=delta.high), abscissa, tips),
     ]
     title = f"Discrepancy of {problem.outputs[k].name} along {along}"
-    return single(layers, title, "mean, 90 % band and functions it may be", others)
+    return single(layers, title, "mean, 90 % band and some possible discrepancies (thin)", others)
 
 
 def discrepancy_map(
     posterior: Answers, *, along: tuple[str, str], output: str | None = None, at: Mapping[str, float] | None = None
-) -> alt.Chart:
-    """The discrepancy's mean over two control inputs; hovering tells its standard deviation."""
+) -> alt.LayerChart:
+    """The discrepancy's mean over two control inputs, pale where zero lies inside its 90 % band."""
     import altair as alt
 
     problem, k = posterior.problem, output_place(posterior.problem, output)
@@ -128,35 +149,56 @@ def discrepancy_map(
     for n, place_ in enumerate((i, j)):
         middles = (edges[n][1:] + edges[n][:-1]) / 2
         grid[:, place_] = middles[cells[:, n]]
-    found = posterior.predict(grid, "discrepancy")
-    mean, sd = found.mean[:, k], found.sd[:, k]
+    band = _band(posterior, grid, "discrepancy", k, MAP_SAMPLES)
+    mean, sure = band.mean, (band.low > 0) | (band.high < 0)
     largest = float(np.abs(mean).max()) or 1.0
     # Cells overlap a little: where they only touch, the background shines through.
     ends = [edge + 0.1 * (edge[1] - edge[0]) for edge in edges]
-    data = rows(
-        x=edges[0][cells[:, 0]], x_end=ends[0][cells[:, 0] + 1], y=edges[1][cells[:, 1]],
-        y_end=ends[1][cells[:, 1] + 1], mean=mean, sd=sd, u=grid[:, i], v=grid[:, j],
-    )  # fmt: skip
+    columns = {
+        "x": edges[0][cells[:, 0]], "x_end": ends[0][cells[:, 0] + 1], "y": edges[1][cells[:, 1]],
+        "y_end": ends[1][cells[:, 1] + 1], "mean": mean, "low": band.low, "high": band.high, "u": grid[:, i],
+        "v": grid[:, j],
+    }  # fmt: skip
     tips = [
         alt.Tooltip("u:Q", title=along[0], format=NUMBER),
         alt.Tooltip("v:Q", title=along[1], format=NUMBER),
         alt.Tooltip("mean:Q", title="discrepancy", format=NUMBER),
-        alt.Tooltip("sd:Q", title="its standard deviation", format=NUMBER),
+        alt.Tooltip("low:Q", title=f"90{GAP}% from", format=NUMBER),
+        alt.Tooltip("high:Q", title="to", format=NUMBER),
     ]
-    scale = alt.Scale(scheme="blueorange", domain=[-largest, largest], domainMid=0)
-    name = label(problem.outputs[k])
-    chart = alt.Chart(data).mark_rect(clip=True).encode(
-        alt.X("x:Q", title=label(inputs[i]), scale=alt.Scale(domain=list(inputs[i].bounds), nice=False)),
-        alt.Y("y:Q", title=label(inputs[j]), scale=alt.Scale(domain=list(inputs[j].bounds), nice=False)),
-        alt.X2("x_end"),
-        alt.Y2("y_end"),
-        alt.Color("mean:Q", title=name, scale=scale, legend=alt.Legend(orient="right")),
-        tooltip=tips,
-    )  # fmt: skip
-    others = _others(posterior, along, fixed, at)
+    x, y = (
+        channel(f"{field}:Q", title=label(inputs[n]), scale=scale_of(inputs[n].bounds))
+        for channel, field, n in ((alt.X, "x", i), (alt.Y, "y", j))
+    )
+
+    def layer(some: Any, colours: list[str], legend: Any) -> Any:
+        scale = alt.Scale(domain=[-largest, largest], range=colours)
+        colour = alt.Color("mean:Q", title=label(problem.outputs[k]), scale=scale, legend=legend)
+        mark = alt.Chart(rows(**{field: values[some] for field, values in columns.items()})).mark_rect(clip=True)
+        return mark.encode(x, y, alt.X2("x_end"), alt.Y2("y_end"), colour, tooltip=tips)
+
+    # Opacity would show where cells overlap.
+    pale = layer(~sure, [_mixed_with_white(colour) for colour in DIVERGING], None)
+    strong = layer(sure, DIVERGING, alt.Legend(orient="right"))
+    chart = alt.layer(pale, strong).resolve_scale(color="independent")
+    title = f"Mean discrepancy of {problem.outputs[k].name}"
     size = {"width": "container", "height": HEIGHT}
-    whole: alt.Chart = styled(titled(chart, f"Mean discrepancy of {problem.outputs[k].name}", others, **size))
+    whole: alt.LayerChart = styled(titled(chart, title, _sureness(sure), _others(posterior, along, fixed, at), **size))
     return whole
+
+
+def _sureness(sure: Any) -> str:
+    """What a map's pale cells say, and how many they are."""
+    if not sure.any():
+        return "pale: zero lies inside the 90 % band, here everywhere, so not even the sign is sure"
+    if sure.all():
+        return "zero lies outside the 90 % band everywhere: the sign is sure"
+    return f"pale: zero lies inside the 90 % band, so the sign is not sure ({100 * np.mean(~sure):.0f} % of the map)"
+
+
+def _mixed_with_white(colour: str) -> str:
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - STRENGTH * (255 - part)):02x}" for part in parts)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -168,20 +210,31 @@ class Band(NamedTuple):
     mean: Array  # (G,)
     low: Array
     high: Array
-    samples: Array  # (SHOWN, G)
+    samples: Array  # (S, G)
 
 
-def _band(posterior: Answers, grid: Array, what: What, k: int) -> Band:
-    """Mean and quantiles of 5 and 95 %; noise has no continuous samples, so where it is Gaussian it needs none."""
-    if what == "observation" and _has_gaussian_noise(posterior):
-        found = posterior.predict(grid, what)
-        mean, sd = found.mean[:, k], found.sd[:, k]
-        return Band(mean, mean - Z * sd, mean + Z * sd, np.empty((0, len(mean))))
-    found = posterior.predict(grid, what, samples=OUTCOMES if what == "observation" else SAMPLES)
+def _band(posterior: Answers, grid: Array, what: What, k: int, samples: int = SAMPLES) -> Band:
+    """Mean and quantiles of 5 and 95 %."""
+    found = posterior.predict(grid, what, samples=samples)
     assert found.samples is not None
-    draws = found.samples[:, :, k]
-    low, high = np.quantile(draws, [0.05, 0.95], axis=0)
-    return Band(found.mean[:, k], low, high, draws[:SHOWN])
+    return _of_draws(found.mean[:, k], found.samples[:, :, k])
+
+
+def _of_draws(mean: Array, draws: Array) -> Band:
+    # Values that were drawn, not between them: counts stay counts.
+    low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
+    return Band(mean, low, high, draws)
+
+
+def _outcome(posterior: Answers, grid: Array, f: Band, k: int) -> Band:
+    """New observations where the process is f."""
+    if not _has_gaussian_noise(posterior):
+        return _band(posterior, grid, "observation", k, OUTCOMES)
+    found = posterior.predict(grid, "observation", samples=len(f.samples))  # the same functions, with noise
+    assert found.samples is not None
+    # Noise that does not depend on x may as well be the same along the line: quantiles are then as smooth as f is.
+    noise = (found.samples[:, :, k] - f.samples)[:, :NOISES]  # (S, NOISES)
+    return _of_draws(found.mean[:, k], (f.samples[:, None] + noise[:, :, None]).reshape(-1, len(grid)))
 
 
 def _has_gaussian_noise(posterior: Answers) -> bool:
@@ -266,6 +319,7 @@ def _mean(values: Array, mean: Array, kind: str, x: Any, name: str, colour: Any,
 def _functions(values: Array, samples: Array, x: Any, name: str) -> Any:
     import altair as alt
 
+    samples = samples[:SHOWN]
     number = np.repeat(np.arange(len(samples)), len(values))
     data = rows(value=np.tile(values, len(samples)), y=samples.reshape(-1), number=number)
     mark = alt.Chart(data).mark_line(strokeWidth=0.8, opacity=0.55, color=POSTERIOR)

@@ -9,7 +9,7 @@ import numpy as np
 from vcal_dist.answers import Answers
 from vcal_dist.assessment import Judged
 from vcal_dist.errors import ModelError
-from vcal_dist.plots.naming import NUMBER, label, unit
+from vcal_dist.plots.naming import NUMBER, counted, label, unit
 from vcal_dist.plots.predictions import doubts, known_rows
 from vcal_dist.plots.style import OTHER, POSTERIOR, rows, styled, titled
 
@@ -59,7 +59,7 @@ def emulator_errors(posterior: Answers, judged_runs: Judged, *, output: str | No
     facet = alt.Facet("input:N", title=None, sort=labels, header=alt.Header(labelLimit=150))
     panels = alt.layer(bars, mean, data=rows(**columns)).properties(width=150, height=90)
     whole = panels.facet(facet, columns=min(COLUMNS, len(labels))).resolve_scale(x="independent")
-    note = f"{known.sum():,} runs; dashed: over all of them, {overall:.3g}"
+    note = f"{counted(int(known.sum()), 'run')}; dashed: over all of them, {overall:.3g}"
     chart: alt.FacetChart = styled(
         titled(whole, f"The emulator's error by input: {variable.name}", note, doubts(judged_runs, k))
     )

@@ -17,6 +17,7 @@ from vcal_dist.answers import Array, ParameterSummary
 from vcal_dist.errors import ModelError
 
 NUMBER = ".4~g"  # in tooltips
+DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 
 
 def label(variable: Variable | ParameterSummary) -> str:
@@ -25,8 +26,14 @@ def label(variable: Variable | ParameterSummary) -> str:
 
 
 def unit(variable: Variable | ParameterSummary) -> str:
-    """A unit in one line, with a sign that looks like a backslash for each."""
-    return " ".join(variable.unit.split()).replace("\\", "\N{SET MINUS}")
+    """A unit in one line, with a sign that looks like a backslash for each; a dash alone says that there is none."""
+    text = " ".join(variable.unit.split()).replace("\\", "\N{SET MINUS}")
+    return "" if text in DASHES else text
+
+
+def counted(count: int, noun: str) -> str:
+    """So many things: 1 row, 2 rows."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def place(variables: Sequence[Variable], name: str, what: str) -> int:

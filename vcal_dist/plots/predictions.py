@@ -9,8 +9,8 @@ import numpy as np
 from vcal_dist.answers import Answers, Array
 from vcal_dist.assessment import Judged
 from vcal_dist.errors import ModelError
-from vcal_dist.plots.naming import NUMBER, label, output_place
-from vcal_dist.plots.style import DATA, OTHER, POSTERIOR, PRIOR, SEQUENTIAL, rows, scale_of, single
+from vcal_dist.plots.naming import NUMBER, counted, label, output_place
+from vcal_dist.plots.style import DATA, GAP, OTHER, POSTERIOR, PRIOR, SEQUENTIAL, rows, scale_of, single
 
 if TYPE_CHECKING:
     import altair as alt
@@ -19,6 +19,7 @@ MOST_POINTS = 3000  # more are counted in cells
 CELLS = 60  # in each direction
 MOST_BARS = 300  # points whose intervals are wholly in sight
 TREND_ROWS = 60  # residuals from which their mean is drawn too
+INSIDE = f"inside 90{GAP}%"
 METHODS = {
     "held out": "rows that training did not see",
     "leave one out": "each row predicted from all others",
@@ -82,7 +83,7 @@ def residuals(
         layers.append(trend.encode(x, y))
     parts = [METHODS[judged.method], "dashed: where 90 % should lie"]
     parts += ["line: their mean"] if len(left) >= TREND_ROWS else []
-    without = f"{lost:,} values are left out: their predictions have no spread" if lost else ""
+    without = f"left out: {counted(lost, 'prediction')} without a spread" if lost else ""
     whose = "Residuals" if judged.t is None else "The emulator's residuals"
     title = f"{whose} of {variable.name} against {'predictions' if against is None else against}"
     return single(layers, title, "; ".join(parts), doubts(judged, k), without)
@@ -100,8 +101,11 @@ def coverage(posterior: Answers, judged: Judged, *, output: str | None = None) -
     low, high = (stats.binom.ppf(p, count, levels) / count for p in (0.025, 0.975))
     data = rows(level=levels, share=share, low=low, high=high)
     scale = alt.Scale(domain=[0, 1], nice=False)
-    x = alt.X("level:Q", title="level of the interval", scale=scale, axis=alt.Axis(format=".0%"))
-    y = alt.Y("share:Q", title="share of values inside", scale=scale, axis=alt.Axis(format=".0%"))
+    percent = alt.Axis(format=".0%")
+    x = alt.X("level:Q", title="level of the interval", scale=scale, axis=percent)
+    # On every layer: one without a title hides that of the others.
+    ordinate: dict[str, Any] = {"title": "share of values inside", "scale": scale, "axis": percent}
+    y = alt.Y("share:Q", **ordinate)
     tips = [
         alt.Tooltip("level:Q", title="level", format=".0%"),
         alt.Tooltip("share:Q", title="share inside", format=".1%"),
@@ -109,16 +113,17 @@ def coverage(posterior: Answers, judged: Judged, *, output: str | None = None) -
         alt.Tooltip("high:Q", title="to", format=".1%"),
     ]
     base = alt.Chart(data)
-    chance = base.mark_area(color=PRIOR, opacity=0.3).encode(
-        x, alt.Y("low:Q", scale=scale, title=None), alt.Y2("high:Q")
-    )
+    chance = base.mark_area(color=PRIOR, opacity=0.3).encode(x, alt.Y("low:Q", **ordinate), alt.Y2("high:Q"))
     ideal = (
         alt.Chart(rows(level=[0, 1], share=[0, 1])).mark_line(color=DATA, strokeWidth=1, strokeDash=[4, 3]).encode(x, y)
     )
     line = base.mark_line(color=POSTERIOR, strokeWidth=2.2).encode(x, y)
     points = base.mark_circle(color=POSTERIOR, opacity=0, size=80).encode(x, y, tooltip=tips)
     at_90 = float(share[89])
-    parts = [METHODS[judged.method], f"{at_90:.0%} of {count:,} values in 90 % intervals; grey: what chance explains"]
+    parts = [
+        METHODS[judged.method],
+        f"{100 * at_90:.0f} % of {counted(count, 'value')} in 90 % intervals; grey: what chance explains",
+    ]
     return single([chance, ideal, line, points], f"Coverage of {variable.name}", *parts, doubts(judged, k))
 
 
@@ -137,9 +142,10 @@ def _against(posterior: Answers, judged: Judged, output: str | None, source: str
     ends = (10 ** np.array(_padded(np.log10(extent)))).tolist() if logarithmic else _padded(extent)
     scale = scale_of(ends, type="log" if logarithmic else "linear")
     x = alt.X("known:Q", title=f"{source} {label(variable)}", scale=scale)
-    ordinate = alt.Y("mean:Q", title=f"predicted {label(variable)}", scale=scale)
+    name = f"predicted {label(variable)}"
+    ordinate = alt.Y("mean:Q", title=name, scale=scale)
     identity = alt.Chart(rows(known=ends, mean=ends)).mark_line(color=DATA, strokeWidth=1, strokeDash=[4, 3])
-    parts = [METHODS[judged.method], f"{inside.mean():.0%} of {len(y):,} values lie in their 90 % intervals"]
+    parts = [METHODS[judged.method], f"{100 * inside.mean():.0f} % of {counted(len(y), 'value')} in 90 % intervals"]
     parts.append(doubts(judged, k))
     if many:
         return single(
@@ -151,7 +157,7 @@ def _against(posterior: Answers, judged: Judged, output: str | None, source: str
     tips = [
         alt.Tooltip("known:Q", title=source, format=NUMBER),
         alt.Tooltip("mean:Q", title="predicted", format=NUMBER),
-        alt.Tooltip("low:Q", title="90 % interval from", format=NUMBER),
+        alt.Tooltip("low:Q", title=f"90{GAP}% interval from", format=NUMBER),
         alt.Tooltip("high:Q", title="to", format=NUMBER),
     ]
     tips.append(alt.Tooltip("kind:N", title="it lies"))
@@ -160,7 +166,7 @@ def _against(posterior: Answers, judged: Judged, output: str | None, source: str
     points = base.mark_circle(size=_size(len(y)), opacity=0.8, clip=True)
     layers: list[Any] = [
         identity.encode(x, ordinate),
-        bars.encode(x, alt.Y("low:Q", scale=scale, title=None), alt.Y2("high:Q"), _colour(judged, known)),
+        bars.encode(x, alt.Y("low:Q", scale=scale, title=name), alt.Y2("high:Q"), _colour(judged, known)),
         points.encode(x, ordinate, _colour(judged, known), tooltip=tips),
     ]
     return single(layers, f"{title}: {variable.name}", *parts)
@@ -195,8 +201,8 @@ def doubts(judged: Judged, k: int) -> str:
     known = np.isfinite(judged.y[:, k])
     lost = int((known & np.isnan(judged.mean[:, k])).sum())
     doubtful = int((known & judged.unreliable).sum()) - lost
-    parts = [f"{lost} rows without a prediction are left out"] if lost else []
-    parts += [f"{doubtful} predictions are unreliable (k̂ above 0.7)"] if doubtful else []
+    parts = [f"left out: {counted(lost, 'row')} without a prediction"] if lost else []
+    parts += [f"unreliable (k̂ above 0.7): {counted(doubtful, 'prediction')}"] if doubtful else []
     return "; ".join(parts)
 
 
@@ -235,7 +241,7 @@ def _cells(values: Array, others: Array, x: Any, y: Any, ends: list[list[float]]
 
 
 def _kinds(judged: Judged, k: int, known: Any) -> Any:
-    kinds = np.where(_inside(judged, k), "inside 90 %", "outside")
+    kinds = np.where(_inside(judged, k), INSIDE, "outside")
     return np.where(judged.unreliable, "unreliable", kinds)[known]
 
 
@@ -243,7 +249,7 @@ def _colour(judged: Judged, known: Any) -> Any:
     import altair as alt
 
     count = 3 if judged.unreliable[known].any() else 2
-    kinds, colours = ["inside 90 %", "outside", "unreliable"], [POSTERIOR, OTHER, PRIOR]
+    kinds, colours = [INSIDE, "outside", "unreliable"], [POSTERIOR, OTHER, PRIOR]
     scale = alt.Scale(domain=kinds[:count], range=colours[:count])
     return alt.Color("kind:N", title=None, scale=scale)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from functools import cache
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 PRIOR, POSTERIOR, TRUTH, DATA, OTHER = "#9aa5b1", "#2563a8", "#c8382d", "#1f2933", "#d98b1f"
 SERIES = ["#2563a8", "#d98b1f", "#3b8f5d", "#8757a8", "#c8382d", "#5f7d95", "#b0577b", "#7a8b2a"]
 SEQUENTIAL: Final = "viridis"
+GAP = "\N{NO-BREAK SPACE}"  # between a number and what belongs to it
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 WIDTH, HEIGHT = 420, 260  # of a single chart outside a page
 DIGITS = 6  # of numbers in a chart's data: more make files larger, and nobody sees them
+# On the right there is room for half a label: Vega fits a chart to its page before it knows which labels the axes show.
+PADDING = {"left": 6, "top": 6, "right": 18, "bottom": 6}
 LINE = 62  # characters of a subtitle: what a phone has room for
 SCALE = 2.0  # of PNGs: 144 dots per inch
 
@@ -78,6 +82,7 @@ def single(layers: Sequence[Any], title: str, *notes: str) -> alt.LayerChart:
 
 def _wrapped(text: str) -> list[str]:
     """Lines that fit. One that goes on in the next ends with a space, so that a page can join them again."""
+    text = re.sub(r"(?<=\d) %", f"{GAP}%", text)
     *before, last = textwrap.wrap(text, LINE, break_on_hyphens=False) or [""]
     return [*(f"{line} " for line in before), last]
 
@@ -107,16 +112,18 @@ def styled(chart: Any) -> Any:
     axis = alt.AxisConfig(
         grid=True, gridColor="#eceff2", domainColor="#9aa5b1", tickColor="#9aa5b1", labelColor="#3e4c59",
         titleColor="#1f2933", titleFontWeight="normal", labelFontSize=11, titleFontSize=12, titleLimit=400,
+        labelSeparation=6,
     )  # fmt: skip
+    number = alt.NumberLocale(decimal=".", thousands=",", grouping=[3], currency=["$", ""], percent=f"{GAP}%")
     legend = alt.LegendConfig(
         labelColor="#3e4c59", titleColor="#1f2933", titleFontWeight="normal", orient="top", symbolOpacity=1,
         labelLimit=300,
     )  # fmt: skip
     title = alt.TitleConfig(color="#1f2933", fontSize=13, fontWeight=600, anchor="start", subtitleColor="#52606d")
     config = alt.Config(
-        font=FONT, background="white", padding=6, view=alt.ViewConfig(stroke=None), axis=axis,
+        font=FONT, background="white", padding=PADDING, view=alt.ViewConfig(stroke=None), axis=axis,
         axisY=alt.AxisConfig(titleLimit=290), header=alt.HeaderConfig(labelColor="#1f2933", labelFontSize=12),
-        legend=legend, title=title,
+        legend=legend, title=title, locale=alt.Locale(number=number),
     )  # fmt: skip
     return chart.properties(config=config)
 

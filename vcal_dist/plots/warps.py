@@ -10,15 +10,15 @@ import torch
 
 from vcal_dist.answers import Array, to_numpy
 from vcal_dist.errors import ModelError
-from vcal_dist.plots.functions import Z
 from vcal_dist.plots.naming import NUMBER, label, output_place, point, unit
-from vcal_dist.plots.style import DATA, SERIES, rows, styled, titled
+from vcal_dist.plots.style import DATA, GAP, SERIES, rows, styled, titled
 from vcal_dist.posterior import Posterior
 from vcal_dist.warping import warp
 
 if TYPE_CHECKING:
     import altair as alt
 
+Z = 1.6448536269514722  # the standard normal's 95 % quantile
 SHARES = (0.1, 0.5, 0.9)  # of the way through the bounds
 POINTS = 60
 DESIGN = 256  # values of t that tell which outputs the simulator gives
@@ -67,7 +67,7 @@ def warping(
             alt.Tooltip("place:N", title="at"),
             alt.Tooltip("eta:Q", title="simulator", format=NUMBER),
             alt.Tooltip(f"{field}:Q", title=title, format=NUMBER),
-            alt.Tooltip(f"{field}_low:Q", title="90 % from", format=NUMBER),
+            alt.Tooltip(f"{field}_low:Q", title=f"90{GAP}% from", format=NUMBER),
             alt.Tooltip(f"{field}_high:Q", title="to", format=NUMBER),
         ]
         area = base.mark_area(opacity=0.15).encode(
@@ -99,7 +99,10 @@ def _places(posterior: Posterior, at: Sequence[Mapping[str, float]] | None) -> l
         low, high = np.array([v.bounds for v in inputs]).T
         places = [low + share * (high - low) for share in SHARES]
         if len(inputs) > 2:
-            return [(f"{share:.0%} of the way through all bounds", x) for share, x in zip(SHARES, places, strict=True)]
+            return [
+                (f"{100 * share:.0f}{GAP}% of the way through all bounds", x)
+                for share, x in zip(SHARES, places, strict=True)
+            ]
         named: list[Mapping[str, float]] = [{v.name: value for v, value in zip(inputs, x, strict=True)} for x in places]
     else:
         if not at:

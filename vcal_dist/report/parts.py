@@ -51,7 +51,8 @@ def first(blocks: Sequence[Block], count: int, noun: str, what: str = "The other
     """So many in sight, the others folded."""
     yield from blocks[:count]
     if len(blocks) > count:
-        yield Fold(f"{what} {plural(len(blocks) - count, noun)}", blocks[count:])
+        others = len(blocks) - count
+        yield Fold(f"{what} {noun if others == 1 else plural(others, noun)}", blocks[count:])
 
 
 def left_over(count: int, most: int, noun: str, function: str) -> Iterator[Block]:

@@ -15,6 +15,7 @@ from vcal_dist.assessment import Judged, judge_observations, judge_runs
 from vcal_dist.batches import Scaling
 from vcal_dist.calibration import Discrepancy
 from vcal_dist.likelihoods import LikelihoodSettings
+from vcal_dist.plots.style import with_width
 from vcal_dist.posterior import Posterior
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.transforms import OutputScaling, TransformSettings
@@ -144,6 +145,21 @@ def of_mark(chart: Any, kind: str) -> list[dict[str, Any]]:
 def column(layer: dict[str, Any], field: str, **where: Any) -> Array:
     rows = [row for row in layer["rows"] if all(row[key] == value for key, value in where.items())]
     return np.array([row[field] for row in rows], dtype=np.float64)
+
+
+def axis_titles(chart: Any, width: int = 420) -> list[dict[str, Any]]:
+    """Of every panel the titles of its axes as they are drawn, by their scales' names; None for one without."""
+    import vl_convert
+
+    return list(_axis_titles(vl_convert.vegalite_to_vega(with_width(chart.to_dict(), width))))
+
+
+def _axis_titles(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    drawn = [axis for axis in group.get("axes", []) if axis.get("maxExtent") != 0]  # others are grids only
+    if drawn:
+        yield {"x" if axis["orient"] in ("bottom", "top") else "y": axis.get("title") for axis in drawn}
+    for part in group.get("marks", []):
+        yield from _axis_titles(part)
 
 
 def subtitle(chart: Any) -> str:

@@ -11,15 +11,19 @@ from typing import Any
 import altair as alt
 import pytest
 
-from tests.vcal_dist.plots.charts_kit import judged, layers, records
+from storage.problem import ControlInput
+from tests.vcal_dist.plots.charts_kit import axis_titles, judged, layers, records
 from vcal_dist import plots
 from vcal_dist.errors import ModelError
-from vcal_dist.plots.style import rows
+from vcal_dist.plots.naming import label, where
+from vcal_dist.plots.style import rows, with_width
 from vcal_dist.posterior import Posterior
+from vcal_dist.sensitivity import Index
 
 OF_ALL = ["one of each", pytest.param("many of each", marks=pytest.mark.slow), "averaged"]
 OF_THETA = ["marginal", "pairs", "intervals", "training", "training_theta", "emulator_errors"]
 OF_ROWS = ["observed", "residuals", "coverage", "emulator", "emulator_errors", "training"]  # judged by members
+ENDS = ("", "_low", "_high")
 OF_OUTPUTS = ["root", "log", "counts", "classes"]  # what is known of θ looks the same
 
 
@@ -91,6 +95,60 @@ def test_titles_carry_names_and_units(posteriors: dict[str, Any]) -> None:
     chart = plots.process(posterior, along=posterior.problem.control_inputs[0].name)
     titles = {channel: d["title"] for layer in layers(chart) for channel, d in channels(layer) if channel in ("x", "y")}
     assert titles == {"x": "flow.rate [m]: a x0 (∖upmu m)", "y": "flow.rate [m]: a y0 (1/s ∖x)"}
+
+
+NAMED_BY_VALUES = {"intervals": "y", "sensitivity": "y"}  # the axis holds names, which need no title
+
+
+def test_every_axis_has_its_title_in_the_picture(posteriors: dict[str, Any]) -> None:
+    # Vega-Lite joins the titles of layers: where one has none, or another one, it does not say so.
+    for name, make in charts(posteriors["general"]).items():
+        if name in ("pairs", "emulator_errors"):  # titles at the edge of the grid, or above the panels
+            continue
+        chart = make()
+        given = {(c, d["title"]) for unit in layers(chart) for c, d in channels(unit) if c in "xy" and d.get("title")}
+        found = axis_titles(chart)
+        assert found, name
+        for panel in found:
+            wanted = {"x", "y"} - {NAMED_BY_VALUES.get(name)}
+            assert {axis for axis, title in panel.items() if (axis, title) in given} == wanted, (name, panel)
+
+
+def test_panels_of_a_grid_have_titles_at_its_edge(posteriors: dict[str, Any]) -> None:
+    made = charts(posteriors["general"])
+    assert all(panel["y"] == "RMSE (1/s ∖x)" for panel in axis_titles(made["emulator_errors"]()) if "y" in panel)
+    inputs = posteriors["general"].problem.calibration_inputs
+    found = axis_titles(made["pairs"]())
+    assert [panel["y"] for panel in found if panel.get("y")] == [f"{v.name} (kg.m∖)" for v in inputs[1:]]
+    assert [panel["x"] for panel in found if panel.get("x")] == [f"{v.name} (kg.m∖)" for v in inputs]
+
+
+def test_percents_do_not_break_and_look_alike(posteriors: dict[str, Any]) -> None:
+    import vl_convert
+
+    posterior = posteriors["one of each"]
+    chart = plots.coverage(posterior, judged(posterior, 10))
+    shown = re.findall(r">([^<>]*%[^<>]*)</text>", vl_convert.vegalite_to_svg(with_width(chart.to_dict(), 420)))
+    assert len(shown) > 5
+    for text in shown:
+        assert re.search(r"\d%|\d %", text) is None, text
+
+
+def test_a_dash_is_no_unit() -> None:
+    variables = [ControlInput(name="wetness", unit=unit, bounds=(0, 1)) for unit in ("-", "", "m")]
+    assert [label(variable) for variable in variables] == ["wetness", "wetness", "wetness (m)"]
+    assert where(variables[:1], [0.5], None) == "at wetness = 0.5"
+
+
+def test_shares_of_variance_end_at_one(posteriors: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Index("a", "t", 0.99, 0.03, 1.02, 0.03), Index("b", "x", -0.01, 0.02, 0.01, 0.02)]
+    monkeypatch.setattr("vcal_dist.plots.indices.sobol_indices", lambda *_: found)
+    for layer in layers(plots.sensitivity(posteriors["log"])):
+        assert layer["encoding"]["x"]["scale"]["domain"] == [0, 1]
+        values = [row[f"{kind}{end}"] for row in layer["rows"] for kind in ("first", "total") for end in ENDS]
+        assert min(values) == 0
+        assert max(values) == 1
+        assert layer["rows"][0]["total_text"] == "1.020 ± 0.030"
 
 
 def test_a_chart_that_cannot_be_drawn_is_told_with_its_file_and_the_cause(tmp_path: Path) -> None:

@@ -31,6 +31,20 @@ def test_bands_hold_their_means_and_points_are_the_observations(trained: Posteri
     np.testing.assert_allclose(column(points, "y"), data["y"][:, 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["one of each", "averaged", "counts"])
+def test_the_band_of_observations_has_their_quantiles(posteriors: dict[str, Any], kind: str) -> None:
+    posterior = posteriors[kind]
+    name, *others = (v.name for v in posterior.problem.control_inputs)
+    outcome, _ = of_mark(plots.process(posterior, along=name), "area")
+    grid = np.stack([column(outcome, "value"), *[np.ones(81)] * len(others)], 1)[::20]
+    drawn = posterior.predict(grid, "observation", samples=20_000, seed=1).samples[:, :, 0]
+    for field, share in (("low", 0.05), ("high", 0.95)):
+        below = (drawn < column(outcome, field)[::20]).mean(0)
+        upto = (drawn <= column(outcome, field)[::20]).mean(0)
+        assert (below < share + 0.015).all(), field
+        assert (upto > share - 0.015).all(), field
+
+
 def test_observations_at_other_values_of_other_inputs_are_not_drawn(posteriors: dict[str, Any]) -> None:
     posterior = posteriors["log"]
     name, other = (v.name for v in posterior.problem.control_inputs)
@@ -56,14 +70,39 @@ def test_discrepancy_is_what_the_process_adds(trained: Posterior) -> None:
 def test_a_map_has_the_discrepancy_in_every_cell(posteriors: dict[str, Any]) -> None:
     posterior = posteriors["general"]
     first, second = (v.name for v in posterior.problem.control_inputs)
-    (cells,) = of_mark(plots.discrepancy_map(posterior, along=(second, first)), "rect")
-    assert len(cells["rows"]) == 900
-    x = np.stack([column(cells, "v"), column(cells, "u")], 1)
-    found = posterior.predict(x, "discrepancy")
-    np.testing.assert_allclose(column(cells, "mean"), found.mean[:, 0], rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(column(cells, "sd"), found.sd[:, 0], rtol=1e-3)
-    low, high = cells["encoding"]["color"]["scale"]["domain"]
-    assert low == -high
+    layers = of_mark(plots.discrepancy_map(posterior, along=(second, first)), "rect")
+    assert sum(len(cells["rows"]) for cells in layers) == 900
+    for cells in layers:
+        low, high = cells["encoding"]["color"]["scale"]["domain"]
+        assert low == -high
+        if cells["rows"]:
+            x = np.stack([column(cells, "v"), column(cells, "u")], 1)
+            found = posterior.predict(x, "discrepancy")
+            np.testing.assert_allclose(column(cells, "mean"), found.mean[:, 0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"), [(0.0, "here everywhere"), (3.0, "the sign is not sure ("), (1000.0, "the sign is sure")]
+)
+def test_a_map_is_pale_where_zero_lies_inside_the_band(
+    posteriors: dict[str, Any], monkeypatch: pytest.MonkeyPatch, shift: float, said: str
+) -> None:
+    posterior = posteriors["log"]
+    predict = posterior.predict
+
+    def shifted(x: Any, what: Any, **options: Any) -> Any:
+        found = predict(x, what, **options)
+        more = shift * np.quantile(np.abs(found.samples), 0.95) * (1 + x[:, :1]) / 4
+        return found._replace(mean=found.mean + more, samples=found.samples + more)
+
+    if shift:
+        monkeypatch.setattr(posterior, "predict", shifted)
+    chart = plots.discrepancy_map(posterior, along=tuple(v.name for v in posterior.problem.control_inputs))
+    pale, strong = of_mark(chart, "rect")
+    assert ((column(pale, "low") <= 0) & (column(pale, "high") >= 0)).all()
+    assert ((column(strong, "low") > 0) | (column(strong, "high") < 0)).all()
+    assert said in subtitle(chart)
+    assert len(pale["rows"]) + len(strong["rows"]) == 900
 
 
 def test_warping_is_drawn_where_the_simulator_goes(posteriors: dict[str, Any]) -> None:

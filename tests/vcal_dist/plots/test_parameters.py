@@ -30,7 +30,7 @@ def test_densities_before_and_after_integrate_to_one(trained: Posterior) -> None
     assert column(shaded, "value")[[0, -1]] == pytest.approx([low, high], rel=1e-5)
     truth = [layer for layer in of_mark(chart, "rule") if layer["rows"][0].get("kind") == "truth"]
     assert truth[0]["rows"][0]["value"] == 0.3
-    assert f"90 % interval {low:.4g} to {high:.4g}" in subtitle(chart)
+    assert f"90\N{NO-BREAK SPACE}% interval {low:.4g} to {high:.4g}" in subtitle(chart)
 
 
 def test_a_posterior_much_narrower_than_its_prior_has_an_axis_of_its_own() -> None:

@@ -92,7 +92,7 @@ def test_rows_without_a_prediction_are_left_out_and_told(trained: Posterior, lef
     spoilt = left_out._replace(mean=mean, unreliable=unreliable)
     for make in (plots.observed, plots.residuals, plots.coverage):
         chart = make(trained, spoilt)
-        assert "7 rows without a prediction are left out; 2 predictions are unreliable" in subtitle(chart)
+        assert "left out: 7 rows without a prediction; unreliable (k̂ above 0.7): 2 predictions" in subtitle(chart)
     (points,) = of_mark(plots.observed(trained, spoilt), "circle")
     assert [row["kind"] for row in points["rows"]].count("unreliable") == 2
     assert len(points["rows"]) == 53
@@ -107,9 +107,16 @@ def test_predictions_without_a_spread_have_no_residual_and_are_told(trained: Pos
     np.testing.assert_allclose(column(points, "x"), left_out.mean[3:, 0], rtol=1e-4, atol=1e-5)
     low, high = points["encoding"]["y"]["scale"]["domain"]
     assert -low == high == pytest.approx(max(3.0, 1.05 * np.abs((left_out.y - mean) / left_out.sd)[3:].max()))
-    assert "3 values are left out: their predictions have no spread" in subtitle(chart)
+    assert "left out: 3 predictions without a spread" in subtitle(chart)
     with pytest.raises(ModelError, match="of 60 predictions none has a spread"):
         plots.residuals(trained, left_out._replace(sd=np.zeros_like(sd)))
+
+
+def test_one_row_is_not_several(trained: Posterior, left_out: Judged) -> None:
+    mean, unreliable = left_out.mean.copy(), left_out.unreliable.copy()
+    mean[0], unreliable[0] = np.nan, True
+    chart = plots.coverage(trained, left_out._replace(mean=mean, unreliable=unreliable))
+    assert subtitle(chart).endswith("left out: 1 row without a prediction")
 
 
 def test_runs_without_a_prediction_have_no_part_in_the_emulators_errors() -> None:
@@ -124,7 +131,7 @@ def test_runs_without_a_prediction_have_no_part_in_the_emulators_errors() -> Non
     assert count.sum() == 91
     overall = float(np.sqrt(np.square(runs.mean - runs.y)[9:].mean()))
     assert np.sqrt((np.square(rmse) * count).sum() / 91) == pytest.approx(overall, rel=1e-5)
-    assert f"91 runs; dashed: over all of them, {overall:.3g} 9 rows without a prediction" in subtitle(chart)
+    assert f"91 runs; dashed: over all of them, {overall:.3g} left out: 9 rows without a prediction" in subtitle(chart)
     with pytest.raises(ModelError, match="of 100 rows none knows the output"):
         plots.emulator_errors(posterior, runs._replace(mean=np.full_like(mean, np.nan)))
 
