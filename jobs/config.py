@@ -18,7 +18,8 @@ from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
 
 ASIDE = "sweep"  # a section that only `vcal sweep` reads
-EXAMPLE = "write it as fit.emulator.steps=200, or with a mapping or a list as transforms={flow: {kind: log}}"
+MAPPING = "or with a mapping or a list as transforms={flow: {kind: log}}"
+EXAMPLE = f"write it as fit.emulator.steps=200, {MAPPING}"
 TAG = "tag:yaml.org,2002:"
 PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # what JSON has too
 EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
@@ -117,6 +118,8 @@ def _override(data: dict[str, Any], override: str) -> dict[str, Any]:
     """The data with one key replaced."""
     dotted, sign, text = override.partition("=")
     keys = [key.strip() for key in dotted.split(".")]
+    if not sign and keys[0] in Config.model_fields and all(keys):
+        raise ConfigError(f"the override '{override}' has no value; write it as {'.'.join(keys)}=VALUE, {MAPPING}")
     if not sign or not all(keys):
         raise ConfigError(f"the override '{override}' is no key=value; {EXAMPLE}")
     value = _read(text, f"the override '{override}'")

@@ -3,6 +3,10 @@
 import json
 import math
 import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +29,13 @@ def stderr() -> Console:
 def note(text: str) -> None:
     """Says what goes on, apart from the result."""
     stderr().print(f"{text} …", style="dim", soft_wrap=True)
+
+
+def vcal(*arguments: str) -> str:
+    """A command to type in the same shell: by the path that this one was called by, unless its name alone finds it."""
+    own, found = Path(sys.argv[0]), shutil.which("vcal")
+    away = own.name == "vcal" and own.is_file() and (found is None or not own.samefile(found))
+    return shlex.join([sys.argv[0] if away else "vcal", *arguments])
 
 
 def _console(stderr: bool) -> Console:

@@ -33,6 +33,7 @@ MEANING = {
     "config.yaml": "what was asked for, every default written out",
     "rows.json": "how many rows of the store belong to the run",
     "versions.json": "of Python and the packages",
+    "run.lock": "held by the process that trains, empty",
     "metrics.csv": "records of training",
     "tensorboard": "the same for TensorBoard",
     "checkpoints": "to go on from",
@@ -60,6 +61,7 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
     """Everything in plain values, and the posterior if it is there; what cannot be read is named as damage."""
     from storage.errors import VcalError
     from vcal_dist.posterior import DRAWS_FILE, Posterior
+    from vcal_dist.run_directory import is_held
 
     damage: list[str] = []
 
@@ -72,6 +74,7 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
 
     config = sound(lambda: read_config(run))
     done = (run / POSTERIOR).is_file()
+    training = not done and is_held(run)
     posterior = sound(lambda: Posterior.load(run)) if done else None
     if done and not (run / DRAWS_FILE).is_file():
         damage.append(f"{run / DRAWS_FILE} is missing; Posterior.load('{run}').save('{run}') writes it again")
@@ -84,8 +87,9 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
         "state": {
             "done": done,
             "at": time_of(run / POSTERIOR) if done else None,
+            "training": training,
             "checkpoint": None if reached is None else vars(reached) | {"text": str(reached)},
-            "go_on": None if done else resume_command(run),
+            "go_on": None if done or training else resume_command(run),
         },
         "problem": None if problem is None else problem.model_dump(mode="json"),
         "priors": {} if problem is None else {v.name: str(v.prior) for v in problem.calibration_inputs},
@@ -169,8 +173,11 @@ def show(description: dict[str, Any], posterior: Posterior | None) -> None:
         checkpoint = state["checkpoint"]
         when = f" (last checkpoint: {checkpoint['written']})" if checkpoint and checkpoint["written"] else ""
         where = checkpoint["text"] if checkpoint else "its checkpoint is damaged"
-        out.print(f"not finished: {where}{when}", style="yellow")
-        out.print(f"go on with: {state['go_on']}", soft_wrap=True)
+        if state["training"]:
+            out.print(f"being trained by another process, {where}{when}; wait for it", style="yellow", soft_wrap=True)
+        else:
+            out.print(f"not finished: {where}{when}", style="yellow")
+            out.print(f"go on with: {state['go_on']}", soft_wrap=True)
     if description["config"]:
         asked = description["config"]
         kinds = f"weights {asked['fit']['weights']}, discrepancy {asked['model']['discrepancy']}, seed {asked['seed']}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jobs.console import vcal
 
 if TYPE_CHECKING:
     from vcal_dist.answers import Answers
@@ -106,14 +107,14 @@ def resume_command(run: Path) -> str:
     """What a user types to go on with a run."""
     from vcal_dist.errors import ConfigError
 
-    command = ["vcal", "train", str(run / CONFIG)]
+    arguments = ["train", str(run / CONFIG)]
     try:
         output = read_config(run).output
     except ConfigError:
         output = None
     if output is None or Path(output).resolve() != run.resolve():  # it was moved, or begun in another directory
-        command.append(f"output={run}")
-    return shlex.join(command)
+        arguments.append(f"output={run}")
+    return vcal(*arguments)
 
 
 def load_posterior(path: str | Path) -> Answers:
@@ -121,6 +122,7 @@ def load_posterior(path: str | Path) -> Answers:
     from vcal_dist.errors import ModelError
     from vcal_dist.mixed import Averaged
     from vcal_dist.posterior import Posterior
+    from vcal_dist.run_directory import is_held
 
     run = Path(path)
     if "://" in str(path):
@@ -141,11 +143,13 @@ def load_posterior(path: str | Path) -> Answers:
         except ModelError as error:
             raise ModelError(f"the run in {run} is not finished, and cannot go on: {error}") from None
         when = "" if found.written is None else f" (last checkpoint: {found.written})"
+        if is_held(run):
+            raise ModelError(f"the run in {run} is being trained by another process, {found}{when}; wait for it")
         raise ModelError(f"the run in {run} is not finished: {found}{when}; go on with: {resume_command(run)}")
     if not run.exists():
         raise ModelError(f"there is no run at {run}; check the path, or train one with: vcal train CONFIG")
     if _is_store(run):
-        cure = shlex.join(["vcal", "train", "CONFIG", f"store={run}"])
+        cure = vcal("train", "CONFIG", f"store={run}")
         raise ModelError(f"{run} is a store of data, not a run; train one from it with: {cure}")
     held = sorted(item.name for item in run.iterdir())
     raise ModelError(

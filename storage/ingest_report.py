@@ -35,6 +35,7 @@ class IngestReport:
     why: str  # this dtype
     seconds: float
     again: tuple[str, ...] = ()  # files that had been ingested before
+    lacking: tuple[str, ...] = ()  # tables of the store that have no rows yet
 
     @property
     def rows(self) -> dict[str, int]:
@@ -64,6 +65,7 @@ class IngestReport:
         rate = sum(self.rows.values()) / max(self.seconds, 1e-9)
         lines.append(f"stored as {self.dtype}: {self.why}")
         lines.append(f"{self.store} written in {self.seconds:.1f} s, {rate:,.0f} rows/s")
+        lines += [f"there are no {name} yet, and training needs them: add some with --append" for name in self.lacking]
         return lines
 
 

@@ -130,7 +130,8 @@ def ingest(
         again = _seen_before(judged, target)
         _write(pool, judged, target)
     tables = {part.table: part.report() for part in judged}
-    return IngestReport(str(store), tables, chosen, why, time.perf_counter() - began, again)
+    lacking = tuple(t.name for t in (target.runs, target.observations) if not t.rows and t.name not in tables)
+    return IngestReport(str(store), tables, chosen, why, time.perf_counter() - began, again, lacking)
 
 
 def _target(

@@ -34,6 +34,7 @@ from vcal_dist.run_place import SCRATCH, RunPlace
 CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
 CHECKPOINTS, DATA, LOCK = "checkpoints", "data.zarr", "run.lock"
 OWN = (CONFIG, ROWS, VERSIONS, "metrics.csv", "posterior.safetensors", "posterior.nc")
+GLANCE = 0.2  # seconds, many times what a look at the lock takes: `is_held` holds it for a moment
 WAIT = 600.0  # seconds that other processes wait for the first
 PACKAGES = ("vcal-dist", "torch", "lightning", "numpy", "zarr", "dask", "ray", "arviz")
 # What may change between an interrupted run and the one that goes on with it.
@@ -128,15 +129,33 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
         write_durably(run / ROWS, (json.dumps(found) + "\n").encode())
 
 
+def is_held(run: Path) -> bool:
+    """Whether another process is training there, as far as can be told."""
+    import filelock
+
+    if not (run / LOCK).exists():
+        return False
+    try:
+        with filelock.FileLock(run / LOCK, timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+    except (NotImplementedError, OSError):  # a file system without locks, or a run that may only be read
+        return False
+
+
 def refuse_held(run: Path) -> None:
     """Raises if another process is training there."""
-    if (run / LOCK).exists():
-        with held(run):
-            pass
+    if is_held(run):
+        raise _taken(run)
+
+
+def _taken(run: Path) -> ConfigError:
+    return ConfigError(f"another process is training in {run}; wait for it, or choose another output")
 
 
 @contextlib.contextmanager
-def held(run: Path, patience: float = 0.0, name: str = LOCK) -> Iterator[None]:
+def held(run: Path, patience: float = GLANCE, name: str = LOCK) -> Iterator[None]:
     """Makes the directory, and keeps it for one process that writes; the lock falls with its holder.
 
     `patience` is how many seconds a holder may take to end.
@@ -149,7 +168,7 @@ def held(run: Path, patience: float = 0.0, name: str = LOCK) -> Iterator[None]:
         try:
             lock.acquire(timeout=patience)
         except filelock.Timeout:
-            raise ConfigError(f"another process is training in {run}; wait for it, or choose another output") from None
+            raise _taken(run) from None
     try:
         yield
     finally:

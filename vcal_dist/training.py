@@ -40,7 +40,7 @@ from vcal_dist.problems import borehole
 from vcal_dist.progress import Progress
 from vcal_dist.records import Records, records_until, seconds_of
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
-from vcal_dist.run_directory import CHECKPOINTS, begin, held, look, versions, wait
+from vcal_dist.run_directory import CHECKPOINTS, GLANCE, begin, held, look, refuse_held, versions, wait
 from vcal_dist.run_place import RunPlace, run_place
 from vcal_dist.schedule import Schedule
 from vcal_dist.stages import choose, emulator_groups, is_collapsible
@@ -97,6 +97,8 @@ def _train(
     launched: Launched | None,
 ) -> Posterior:
     run, first = place.path, is_first()
+    if first and launched is None:  # a cluster's own earlier attempt may still be ending
+        refuse_held(run)
     store = open_or_make(config, first=first)
     rows, state = look(config, place, store, first=first)
     done = _finished(place, say)
@@ -115,7 +117,7 @@ def _train(
     if not first:
         fitted = fit(prepared, place, state, **options)
         return Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, {})
-    with held(run, patience=0.0 if launched is None else PATIENCE):
+    with held(run, patience=GLANCE if launched is None else PATIENCE):
         begin(config, run, rows)
         place.send()
         fitted = fit(prepared, place, state, **options)
@@ -372,7 +374,7 @@ def describe(planned: list[Chosen], totals: Totals) -> Iterator[str]:
             yield f"  {stage.name}: no steps"
             continue
         rows = [
-            f"{size:,} {name} ({stage.steps * size / max(count, 1):.3g} epochs)"
+            f"{size:,} {name} ({_count(stage.steps * size / max(count, 1))} epochs)"
             for size, name, count in (
                 (stage.runs, "runs", totals.runs),
                 (stage.observations, "observations", totals.observations),
@@ -380,6 +382,11 @@ def describe(planned: list[Chosen], totals: Totals) -> Iterator[str]:
             if size
         ]
         yield f"  {stage.name}: {stage.steps:,} steps of {' and '.join(rows)}, rate {stage.rate:g}"
+
+
+def _count(number: float) -> str:
+    """With three digits, large ones in full."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def open_or_make(config: Config, *, first: bool = True) -> Store:

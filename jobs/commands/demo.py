@@ -9,7 +9,7 @@ import typer
 
 from jobs.commands.report import write_report
 from jobs.commands.train import say, show, trained
-from jobs.console import stdout
+from jobs.console import stdout, vcal
 
 MARK = "demo.json"  # lies beside the store and the run, and says that this command made them
 STORE, RUN = "borehole.zarr", "run"
@@ -43,8 +43,9 @@ def demo(
     if posterior is None:
         return
     truth = dict(zip(borehole.PARAMETERS, borehole.THETA, strict=True))
-    show(posterior, str(output / RUN), truth)
-    stdout().print(f"The store lies in {output / STORE}. Look at both with: vcal inspect {output / RUN}")
+    show(posterior, str(output / RUN), truth, has_report=True)
+    look = vcal("inspect", str(output / RUN))
+    stdout().print(f"The store lies in {output / STORE}. Look at the run with: {look}", soft_wrap=True)
     stdout().print(f"Open the report in a browser: {write_report(output / RUN, truth=truth)}", soft_wrap=True)
 
 

@@ -50,7 +50,14 @@ def inspect(
     else:
         import storage
 
-        description = describe(storage.open(path), rows=ROWS if rows is None else rows, verify=verify)
+        try:
+            store = storage.open(path)
+        except storage.StoreError:
+            if "://" in path or storage.exists(path):  # runs at URLs are not looked at
+                raise
+            cure = "make a store with 'vcal ingest', or a run with 'vcal train'"
+            raise storage.StoreError(f"there is neither a store nor a run at {path}; {cure}") from None
+        description = describe(store, rows=ROWS if rows is None else rows, verify=verify)
         damage = description["health"]["damage"]
         if json:
             print_json(description)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from jobs.console import number, print_json, stderr, stdout, table
+from jobs.console import number, print_json, stderr, stdout, table, vcal
 
 if TYPE_CHECKING:
     from vcal_dist.config import Config
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from vcal_dist.posterior import Posterior
 
 RETRIES = 3
+MOST_UNRELIABLE = 0.5  # as the report has it, which is too heavy to load for a table
 
 
 def _checked_workers(workers: str | None) -> str | None:
@@ -180,7 +180,7 @@ def described(posterior: Posterior, output: str) -> dict[str, object]:
     }
 
 
-def show(posterior: Posterior, output: str, truth: dict[str, float] | None = None) -> None:
+def show(posterior: Posterior, output: str, truth: dict[str, float] | None = None, *, has_report: bool = False) -> None:
     """Tables of θ and of how well rows are predicted that training did not see, and where the result lies."""
     console = stdout()
     headings = ["parameter", "unit", "prior", "mean ± sd", "90 % interval", *(["truth"] if truth else [])]
@@ -190,17 +190,34 @@ def show(posterior: Posterior, output: str, truth: dict[str, float] | None = Non
         cells = [row.name, row.unit, row.prior, f"{number(row.mean, 4)} ± {number(row.sd, 2)}", interval]
         result.add_row(*cells, *([number(truth[row.name], 4)] if truth else []))
     console.print(result)
-    judged = posterior.record.get("assessment") or {}
-    if judged:
-        headings = ["rows", "RMSE", "log predictive density", "in the 90 % interval"]
-        result = table("\nRows that training did not see", "table", *headings, right=tuple(headings))
-        for name, found in judged.items():
-            one_by_one = ", left out one by one" if found["method"] == "leave one out" else ""
-            errors = ", ".join(number(value, 3) for value in found["rmse"])
-            density, inside = number(found["log_predictive_density"], 4), f"{100 * found['coverage']:.0f} %"
-            result.add_row(f"{name}{one_by_one}", number(found["rows"]), errors, density, inside)
-        console.print(result)
+    _show_assessment(posterior.record.get("assessment") or {})
+    console.print()
     for name, sigma in posterior.noise.items():
-        console.print(f"\nNoise of {name}: {number(sigma, 4)}")
+        console.print(f"Noise of {name}: {number(sigma, 4)}")
     console.print(f"The result lies in {output}: posterior.nc for ArviZ, posterior.safetensors for `vcal predict`")
-    console.print(f"See it in pictures with: vcal report {shlex.quote(output)}", soft_wrap=True)
+    if not has_report:
+        console.print(f"See it in pictures with: {vcal('report', output)}", soft_wrap=True)
+
+
+def _show_assessment(judged: dict[str, Any]) -> None:
+    """A table, without the figures that mean nothing since most rows cannot be left out."""
+    if not judged:
+        return
+    headings = ["rows", "RMSE", "log predictive density", "in the 90 % interval"]
+    result = table("\nRows that training did not see", "table", *headings, right=tuple(headings))
+    notes = []
+    for name, found in judged.items():
+        one_by_one = ", left out one by one" if found["method"] == "leave one out" else ""
+        errors = ", ".join(number(value, 3) for value in found["rmse"])
+        cells = [errors, number(found["log_predictive_density"], 4), f"{100 * found['coverage']:.0f} %"]
+        rows, unreliable = found["rows"], found.get("unreliable", 0)
+        if unreliable:
+            few = unreliable <= MOST_UNRELIABLE * rows
+            cells = cells if few else ["–"] * len(cells)
+            care = "; take its figures with care" if few else ""
+            what = f"for {unreliable:,} of {rows:,} rows leaving out is not reliable (k̂ above 0.7)"
+            notes.append(f"{name}: {what}{care}")
+        result.add_row(f"{name}{one_by_one}", number(rows), *cells)
+    stdout().print(result)
+    for line in notes:
+        stdout().print(line, style="yellow", soft_wrap=True)

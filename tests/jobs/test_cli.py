@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import storage
+from jobs import console
 from jobs.cli import main
 from jobs.commands.many_values import spread
 
@@ -35,6 +36,20 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert vcal(command, "--help") == 0
     assert f"Usage: vcal {command}" in capsys.readouterr().out
+
+
+def test_commands_that_are_shown_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "bin" / "vcal"
+    own.parent.mkdir()
+    own.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bin/vcal", "demo"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert console.vcal("report", "my run") == "bin/vcal report 'my run'"
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert console.vcal("report", "run") == "vcal report run"
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    assert console.vcal("report", "run") == "vcal report run"
 
 
 def test_version(capsys: pytest.CaptureFixture[str], root: Path) -> None:

@@ -148,7 +148,7 @@ def test_overrides_replace_and_add_keys_and_the_last_one_wins(directory: Path) -
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("fit.emulator.steps", "the override 'fit.emulator.steps' is no key=value"),
+        ("other.yaml", "the override 'other.yaml' is no key=value"),
         ("=3", "the override '=3' is no key=value"),
         ("fit..steps=3", "the override 'fit..steps=3' is no key=value"),
         ("seed.x=1", "goes inside seed, which is 4 and no mapping"),
@@ -161,6 +161,12 @@ def test_an_override_that_cannot_be_applied_is_answered_with_an_example(
     answer = refusal("store: s\nseed: 4\nmodel: {eta: {hidden: [1]}}", override)
     assert said in answer
     assert "fit.emulator.steps=200" in answer
+
+
+def test_an_override_without_a_value_is_answered_with_its_own_key(directory: Path) -> None:
+    answer = refusal("store: s", "fit.theta.steps")
+    assert "the override 'fit.theta.steps' has no value; write it as fit.theta.steps=VALUE" in answer
+    assert "fit.emulator" not in answer
 
 
 @pytest.mark.parametrize(

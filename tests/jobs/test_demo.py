@@ -30,6 +30,7 @@ def test_demo_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert (store.runs.rows, store.observations.rows) == (runs, 5)
         assert store.problem == borehole.problem()
     shown = capsys.readouterr().out
+    assert "See it in pictures" not in shown  # the demo writes the report itself
     assert str(output / RUN) in shown.replace("\n", "")
     for name, truth in zip(borehole.PARAMETERS, borehole.THETA, strict=True):
         (line,) = (line for line in shown.splitlines()[:6] if line.startswith(f"{name} "))

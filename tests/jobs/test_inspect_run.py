@@ -17,13 +17,15 @@ from lightning.pytorch import Callback
 import storage
 from jobs import inspect_run, run_state
 from jobs.cli import main
+from jobs.commands import train as train_command
 from vcal_dist.checkpoints import BEST, LAST, Checkpoints
 from vcal_dist.config import Config
 from vcal_dist.errors import Preempted
 from vcal_dist.metrics import METRICS
 from vcal_dist.posterior import DRAWS_FILE, FILE, Posterior
 from vcal_dist.problems import borehole
-from vcal_dist.run_directory import CHECKPOINTS, CONFIG, ROWS, VERSIONS
+from vcal_dist.report import row_checks
+from vcal_dist.run_directory import CHECKPOINTS, CONFIG, LOCK, ROWS, VERSIONS, held
 from vcal_dist.training import train
 
 SMALL = {"features": {"features": 16}}
@@ -157,6 +159,44 @@ def test_tables_of_a_finished_run(place: Path, capsys: pytest.CaptureFixture[str
     assert "go on with" not in out
 
 
+@pytest.mark.parametrize(
+    ("unreliable", "figures", "note"),
+    [
+        (0, True, None),
+        (
+            3,
+            True,
+            "observations: for 3 of 30 rows leaving out is not reliable (k̂ above 0.7); take its figures with care",
+        ),
+        (15, True, "for 15 of 30 rows"),
+        (16, False, "observations: for 16 of 30 rows leaving out is not reliable (k̂ above 0.7)\n"),
+    ],
+)
+def test_figures_of_rows_that_cannot_be_left_out_are_not_shown(
+    place: Path, capsys: pytest.CaptureFixture[str], unreliable: int, figures: bool, note: str | None
+) -> None:
+    posterior = Posterior.load(place / "done")
+    found = {"rows": 30, "log_predictive_density": -4.447e7, "rmse": [6.61e5], "coverage": 0.42}
+    found |= {"method": "leave one out", "unreliable": unreliable}
+    posterior.record["assessment"] = {"observations": found}
+    train_command.show(posterior, "run")
+    out = capsys.readouterr().out
+    (line,) = (line for line in out.splitlines() if line.startswith("observations, left out one by one"))
+    cells = ["6.61e+05", "-4.447e+07", "42", "%"] if figures else ["–"] * 3
+    assert line.split()[6:] == ["30", *cells]
+    assert note in out if note else "reliable" not in out
+    assert train_command.described(posterior, "run")["assessment"] == {"observations": found}
+    assert train_command.MOST_UNRELIABLE == row_checks.MOST_UNRELIABLE
+
+
+def test_noise_of_several_outputs_stands_together(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Posterior, "noise", {"flow": 0.5, "head": 0.25})
+    train_command.show(Posterior.load(place / "done"), "run")
+    assert "\n\nNoise of flow: 0.5\nNoise of head: 0.25\nThe result" in capsys.readouterr().out
+
+
 def test_of_many_parameters_the_strongest_correlations_are_shown() -> None:
     count = inspect_run.MOST_PARAMETERS + 1
     matrix = np.eye(count)
@@ -207,6 +247,42 @@ def test_a_stopped_run_says_where_and_how_to_go_on(place: Path, capsys: pytest.C
     assert f"go on with: vcal train {run / CONFIG}\n" in out
     assert "radius of influence" in out
     assert "Posterior of θ" not in out
+
+
+def test_a_run_that_is_being_trained_is_to_be_waited_for(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy / "stopped"
+    with held(run):
+        state = inspected(run, capsys)["state"]
+        assert (state["done"], state["training"], state["go_on"]) == (False, True, None)
+        out = shown(run, capsys)
+        assert "being trained by another process, in phase 'emulator' at step 12 of 30" in out
+        assert "go on with" not in out
+        for command in (["report", str(run)], ["predict", str(run), "--at", "new.csv", "-o", str(copy / "out.csv")]):
+            assert vcal(*command) == 1
+            said = capsys.readouterr().err
+            assert f"the run in {run} is being trained by another process, in phase 'emulator' at step 12" in said
+            assert "; wait for it" in said
+            assert "go on with" not in said
+        assert vcal("train", str(run / CONFIG), f"output={run}") == 1
+        said = capsys.readouterr().err
+        assert f"error: another process is training in {run}" in said
+        assert "going on" not in said
+        assert "training on" not in said
+    state = inspected(run, capsys)["state"]
+    assert (state["training"], state["go_on"] is not None) == (False, True)
+
+
+def test_every_file_of_a_run_has_a_meaning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(inspected(place / "done", capsys)["files"]) <= set(inspect_run.MEANING)
+    assert LOCK in inspected(place / "done", capsys)["files"]
+
+
+def test_a_path_with_nothing_is_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("inspect", str(tmp_path / "nosuch")) == 1
+    said = capsys.readouterr().err
+    assert f"there is neither a store nor a run at {tmp_path / 'nosuch'}" in said
+    assert "'vcal ingest'" in said
+    assert "'vcal train'" in said
 
 
 def test_the_command_that_is_shown_goes_on(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

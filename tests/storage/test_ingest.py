@@ -240,6 +240,14 @@ def test_appending_fills_a_chunk_that_others_have_begun(sharded, store, tmp_path
     assert len(storage.open(store).provenance["sources"]) == 4
 
 
+def test_a_table_that_training_still_needs_is_named(store, tmp_path):
+    runs, field = write(tmp_path / "a.csv", rows_of(10)), write(tmp_path / "field.csv", rows_of(10))
+    first = ingest(PROBLEM, runs=[runs], store=store)
+    assert first.lines()[-1] == "there are no observations yet, and training needs them: add some with --append"
+    for files in ({"observations": [field]}, {"runs": [runs]}):
+        assert "training needs" not in "\n".join(ingest(PROBLEM, **files, store=store, append=True).lines())
+
+
 def test_files_given_again_are_noted(store, tmp_path):
     file = write(tmp_path / "a.csv", rows_of(10))
     assert "ingested before" not in "\n".join(ingest(PROBLEM, runs=[file], store=store).lines())

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 
 from storage.errors import StoreError
 from storage.store import Store, create, open_store
@@ -21,11 +22,12 @@ from tests.vcal_dist.training_kit import append, assert_same, config, generate, 
 from vcal_dist import run_directory, training
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.plan import Chosen, Totals
 from vcal_dist.problems import borehole
-from vcal_dist.run_directory import FREE, Before, begin, held, look
+from vcal_dist.run_directory import FREE, LOCK, Before, begin, held, is_held, look
 from vcal_dist.run_place import run_place
 from vcal_dist.schedule import moved
-from vcal_dist.training import is_first, open_or_make, train
+from vcal_dist.training import describe, is_first, open_or_make, train
 
 
 def seen(asked: Config, run: Path, store: Store, *, first: bool = True) -> Before:
@@ -334,6 +336,40 @@ def test_two_trainings_do_not_share_a_run(store: Path, tmp_path: Path) -> None:
         train(asked, progress=False)
     assert not (tmp_path / "run" / "config.yaml").exists()
     train(asked, progress=False)  # what the lock has left is no obstacle
+
+
+def test_a_look_at_the_lock_is_no_obstacle(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with held(tmp_path / "run"):
+        assert is_held(tmp_path / "run")
+    assert not is_held(tmp_path / "run")
+    looking, done = FileLock(tmp_path / "run" / LOCK), threading.Event()
+
+    def look_for_a_moment() -> None:
+        with looking:
+            done.set()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=look_for_a_moment)
+    thread.start()
+    done.wait(10)
+    with held(tmp_path / "run"):  # waits for it
+        pass
+    thread.join()
+
+
+def test_a_training_that_is_refused_says_nothing_of_going_on(copy: Path, store: Path) -> None:
+    heard: list[str] = []
+    with held(copy), pytest.raises(ConfigError, match="another process is training in"):
+        train(config(store, copy, "meanfield"), progress=False, say=heard.append)
+    assert heard == []
+
+
+def test_the_plan_writes_many_epochs_in_full() -> None:
+    stage = Chosen("theta", 2000, 0.01, None, 30, 1)
+    _, line = describe([stage], Totals(100, 60))
+    assert line == "  theta: 2,000 steps of 30 observations (1,000 epochs), rate 0.01"
 
 
 def test_gpus_that_are_not_there_are_refused_before_any_work(store: Path, tmp_path: Path) -> None:
