@@ -21,7 +21,8 @@ MOST_COMPONENTS = 5
 FROM_PRIOR = (0.4, 0.1)  # share of points from N(0, I), in the first round and in later ones
 INFLATION = (4.0, 1.5)  # of the proposals' covariances, likewise
 EM_STEPS = 60
-NARROWEST = 0.25  # standard deviation of a piece, in its component's
+FEWEST_PIECES = 4  # that a component is divided into
+OVERLAP = 1.9  # standard deviations of a piece from one to the next: their sum ripples by less than a hundredth
 
 
 class Mixture(NamedTuple):
@@ -93,41 +94,36 @@ def adapt(
     return Adapted(mixture, log_evidence, _effective(normalised.exp()), points, normalised)
 
 
-def divided(mixture: Mixture, pieces: int, seed: int) -> Mixture:
-    """Each component as narrower ones, in all about so many: nearly the same density, with the same moments.
+def divided(mixture: Mixture, axes: Tensor, pieces: int) -> Mixture:
+    """Each component as narrower ones along an axis, in all about so many: nearly the same density, the same moments.
 
-    N(m, C) = ∫ N(c; m, (1 − s²)C) N(·; c, s²C) dc, with even points for the c. The more pieces, the smaller s; it stays
-    large enough for them to overlap. A component too light for more than a few pieces remains whole.
+    With r one of the columns of a root of C = RRᵀ, `axes` (C, d), and any 0 < s < 1,
+
+        N(m, C) = ∫ N(a; 0, 1 − s²) N(·; m + a·r, C − (1 − s²)rrᵀ) da,
+
+    with even points in place of the integral, as far apart as s allows. A component too light for more than a few
+    pieces remains whole.
     """
-    dim = mixture.means.shape[-1]
     means, covariances, log_weights = [], [], []
-    shares = mixture.log_weights.softmax(0).tolist()
-    lower = torch.linalg.cholesky(mixture.covariances)
-    for c, share in enumerate(shares):
+    for c, share in enumerate(mixture.log_weights.softmax(0).tolist()):
         count = round(pieces * share)
-        if count < 2 * (dim + 1):
-            points, weights, narrow = lower.new_zeros(1, dim), lower.new_ones(1), 1.0
-        else:
-            narrow = max(NARROWEST, count ** (-1 / dim))
-            points, weights = (part.to(lower) for part in _even(count, dim, seed))
-        means.append(mixture.means[c] + math.sqrt(1 - narrow**2) * points @ lower[c].mT)
-        covariances.append((narrow**2 * mixture.covariances[c]).expand(len(points), -1, -1))
+        points, weights, s = _even(count) if count >= FEWEST_PIECES else (torch.zeros(1), torch.ones(1), 1.0)
+        points, weights = points.to(mixture.means), weights.to(mixture.means)
+        rest = mixture.covariances[c] - (1 - s**2) * torch.outer(axes[c], axes[c])
+        means.append(mixture.means[c] + points.unsqueeze(-1) * axes[c])
+        covariances.append(rest.expand(len(points), -1, -1))
         log_weights.append(mixture.log_weights[c] + weights.log())
     return Mixture(torch.cat(means), torch.cat(covariances), torch.cat(log_weights))
 
 
-def _even(count: int, dim: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Points (count, dim) of N(0, I) and their weights, with exactly its mean and covariance."""
-    if dim == 1:  # as far from each other everywhere, so that pieces of one width overlap in the tails too
-        points = torch.linspace(-3, 3, count, dtype=torch.float64).unsqueeze(-1)
-        weights = (-0.5 * points[:, 0].square()).softmax(0)
-    else:
-        uniform = SobolEngine(dim, scramble=True, seed=seed).draw(count, dtype=torch.float64)
-        points = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
-        weights = torch.full((count,), 1 / count, dtype=torch.float64)
-    points = points - weights @ points
-    root = torch.linalg.cholesky(points.mT @ (weights.unsqueeze(-1) * points))
-    return torch.linalg.solve_triangular(root, points.mT, upper=False).mT, weights
+def _even(count: int) -> tuple[Tensor, Tensor, float]:
+    """Points (count,) of N(0, 1 − s²) with exactly its moments, their weights, and s."""
+    points = torch.linspace(-3, 3, count, dtype=torch.float64)
+    weights = (-0.5 * points.square()).softmax(0)
+    points = points / (weights @ points.square()).sqrt()
+    apart = float(points[1] - points[0]) / OVERLAP
+    s = apart / math.hypot(1, apart)  # so that points are OVERLAP·s apart
+    return math.sqrt(1 - s**2) * points, weights, s
 
 
 def _with_prior(mixture: Mixture, share: float, inflation: float) -> Mixture:

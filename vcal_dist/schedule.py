@@ -23,7 +23,7 @@ from vcal_dist.collective import rank, same_everywhere, world_size
 from vcal_dist.errors import Diverged
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import place_start, screen_theta
-from vcal_dist.mixture import Mixture, adapt, divided
+from vcal_dist.mixture import FEWEST_PIECES, Mixture, adapt, divided
 from vcal_dist.objective import CollapsedTheta
 from vcal_dist.passes import (
     HIDDEN_SAMPLES,
@@ -69,7 +69,7 @@ from vcal_dist.work import Found, Work
 ROWS_OF_CANDIDATES = 4096
 ROWS_OF_REFINEMENT = 2_000_000  # over all points, and samples of hidden layers, where the posterior is evaluated
 NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
-CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is looked at how f curves
+CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is seen how f curves
 CURVED, PIECES = 0.1, 32  # mean square of f's error there, in its variance, above which components become so many ...
 ROWS_OF_PIECES = 100_000  # ... or as many as this leaves time for
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
@@ -366,15 +366,30 @@ def _refinement(work: Work) -> Phase:
 
         mixture = found.adapted.mixture
         components = pinned(mixture)
-        pieces = divided(mixture, min(PIECES, ROWS_OF_PIECES // work.totals.observations), work.seed)
-        if len(pieces.means) > len(components):
-            q = components[int(mixture.log_weights.argmax())]
-            corners = q.theta(CORNERS * torch.eye(q.theta_dim, dtype=torch.float64, device=work.device))
-            if curvature(model, q, lambda: blocks(rows), corners, key=(work.seed, 5)) > CURVED:
-                mixture, components = pieces, pinned(pieces)
+        pieces = min(PIECES, ROWS_OF_PIECES // work.totals.observations)
+        if pieces >= FEWEST_PIECES:
+            curved, axes = _most_curved(work, components, lambda: blocks(rows))
+            if curved > CURVED:
+                mixture = divided(mixture, axes, pieces)
+                components = pinned(mixture)
         found.components, found.log_weights = list(components), mixture.log_weights
 
     return Instant("refinement", do)
+
+
+def _most_curved(
+    work: Work, components: list[FullRank], rows: Callable[[], Iterator[Observations]]
+) -> tuple[float, Tensor]:
+    """For each component the principal axis of θ̃ along which f curves most (C, d2), and how much at the most."""
+    most, axes = 0.0, []
+    for q in components:
+        values, vectors = torch.linalg.eigh(q.theta_moments()[1])
+        principal = (vectors * values.clamp_min(0).sqrt()).mT  # (d2, d2) an axis a row, as long as its sd
+        ends = q.theta_mean + CORNERS * principal
+        found = [curvature(work.model, q, rows, end[None], key=(work.seed, 5)) for end in ends]
+        most, best = max(most, max(found)), found.index(max(found))
+        axes.append(principal[best])
+    return most, torch.stack(axes)
 
 
 def _why_not(work: Work, evaluations: int) -> str:
