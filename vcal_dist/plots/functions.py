@@ -46,7 +46,7 @@ DIVERGING = [
     "#994a07",
 ]  # fmt: skip
 STRENGTH = 0.25  # of a pale colour
-NEW = f"new observations (90{GAP}%)"
+NEW = "to be observed"  # short: a chart may be a third of a page wide
 MOST_OBSERVATIONS = 2000
 
 
