@@ -214,11 +214,15 @@ class Climb(Generic[Table]):
                 return self._end(converged=False)
         else:
             converged = abs(now - self.best) < slack and self.decrement < slack
+            # Where f is curved, steps of the same length may lead from one side of the top to the other and back.
+            beyond = self.kept is not None and now - self.best < slack < self.decrement
             self.best, self.held = now, self.held + 1
             self.kept = self._here(), _flatten(found)
             if converged:
                 return self._end(converged=True)
-            if self.held % PATIENCE == 0:  # sooner, every other step would be taken back where f is curved
+            if beyond and self.rho > SMALLEST_STEP:
+                self.rho, self.held = self.rho / 2, 0
+            elif self.held % PATIENCE == 0:  # sooner, every other step would be taken back where f is curved
                 self.rho = min(1.0, 2 * self.rho)
         if self.iteration == self.iterations:  # another step would never be judged
             return self._end(converged=False)

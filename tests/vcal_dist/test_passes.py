@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from vcal_dist.batches import Observations, take
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
 from vcal_dist.features import FeatureSettings
-from vcal_dist.fullrank import Frame, FullRank
+from vcal_dist.fullrank import Arrow, Frame, FullRank
 from vcal_dist.gp import Draw, GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
-from vcal_dist.natural import observations_statistics, runs_statistics
+from vcal_dist.natural import Statistics, observations_statistics, runs_statistics
 from vcal_dist.objective import Samples, elbo, observations_log_likelihood
-from vcal_dist.passes import HIDDEN_SAMPLES, close, collapsed_log_density, compress, curvature, pin, settle
+from vcal_dist.passes import HIDDEN_SAMPLES, Climb, close, collapsed_log_density, compress, curvature, pin, run, settle
 
 F64 = torch.float64
 UNEVEN = [1, 0, 11, 3, 5]  # rows of blocks, 20 in all
@@ -371,6 +372,38 @@ def test_with_hidden_layers_the_collapsed_density_is_the_bound_of_the_best_weigh
         statistics = observations_statistics(model, q, observations, key=(3,), theta=copies)
         bound = statistics.log_likelihood - q.kl_weights() - 0.5 * theta.square().sum() - math.log(2 * math.pi)
         assert float(found) == pytest.approx(float((bound - observations.log_jacobian.sum()).detach()), abs=1e-8)
+
+
+def test_steps_that_lead_from_one_side_of_the_top_to_the_other_are_shortened() -> None:
+    """A Gauss–Newton curvature of half the true one: steps of size one go from θ̃ to −θ̃, and lower nothing."""
+    true, seen = 40.0, 20.0
+    q = FullRank(1, 1, 1)
+    q.move(torch.tensor([0.3], dtype=F64), q.mean, q.precision)
+
+    def statistics(_: Any) -> Statistics:
+        theta, curvature = q.theta_mean, torch.tensor([[seen - 1]], dtype=F64)
+        zero = torch.zeros(1, 1, 1, dtype=F64)
+        return Statistics(
+            Arrow(curvature, zero, zero), -(true - 1) * theta, zero[0], -0.5 * (true - 1) * theta.square().sum()
+        )
+
+    def height(found: Statistics) -> float:
+        return float(found.log_likelihood - 0.5 * q.theta_mean.square().sum())
+
+    model = SimpleNamespace(dtype=F64)
+    climb: Climb[Any] = Climb(
+        model,  # type: ignore[arg-type]
+        q,
+        statistics,
+        height,
+        iterations=30,
+        tolerance=1e-3,
+        relax=False,
+    )
+    found = run(climb, lambda: [None])
+    assert found.converged
+    assert found.iterations < 8
+    assert abs(float(q.theta_mean)) < 1e-2
 
 
 # --- pinning --------------------------------------------------------------------------------------------------------

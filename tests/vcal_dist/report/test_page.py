@@ -119,7 +119,7 @@ def test_titles_that_were_broken_into_lines_are_whole_again() -> None:
     assert titles({"text": ["rw"], "subtitle": ["one note", "another"]}) == ("rw", "one note; another")
     # Lines of every length, ends of parts at ends of lines among them.
     for length in range(20, 90):
-        notes = ("each-row " * 20)[:length].strip() + "; dashed: where 90 % should lie; line: their mean", "another"
+        notes = ("each-row " * 20)[:length].strip() + "; dashed: where it should lie; line: their mean", "another"
         chart = titled(alt.Chart(rows(x=[1])).mark_point(), "a title that-is too long for a line " * 3, *notes)
         text, subtitle = titles(chart.to_dict()["title"])
         assert subtitle == "; ".join(notes)
