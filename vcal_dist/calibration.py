@@ -21,6 +21,7 @@ from vcal_dist.errors import ModelError
 from vcal_dist.features import FeatureSettings, RandomFeatures
 from vcal_dist.gp import DeepGP, Draw, GPSettings
 from vcal_dist.likelihoods import Gaussian, LikelihoodSettings, make_likelihood
+from vcal_dist.nature import log_prior
 from vcal_dist.noise import shared_normal
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.weights import Weights
@@ -130,8 +131,12 @@ class CalibrationModel(nn.Module):
         return self.eta.kl() + (self.delta.kl() if self.delta is not None else 0.0)
 
     def log_prior(self) -> Tensor:
-        """log p of what is learned as a point and has a prior: frequencies."""
-        return self.eta.log_prior() + (self.delta.log_prior() if self.delta is not None else 0.0)
+        """log p of what is learned as a point and has a prior: frequencies, and nature's hyperparameters."""
+        return self.eta.log_prior() + self.log_prior_of_nature()
+
+    def log_prior_of_nature(self) -> Tensor:
+        """The part of it that belongs to the observations."""
+        return log_prior(self) + (self.delta.log_prior() if self.delta is not None else 0.0)
 
     def residual_variance(self) -> Tensor | None:
         """κ²σ_z² (K,), the emulator's share of the noise of y; None if it has none."""

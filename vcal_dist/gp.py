@@ -43,13 +43,14 @@ class GPSettings:
     mean: Literal["identity", "linear", "zero"] = "identity"  # of hidden layers
     feed_inputs: bool = True  # every layer sees the inputs beside the layer before it
     learn: bool = True  # whether length scales and amplitudes are learned, or known as given
+    spread: float = 1.0  # of δ: prior sd of log length scales and log amplitude around what is given
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
             raise ModelError(f"hidden is {self.hidden}; accepted: widths of 1 or more, one for each hidden layer")
         if self.mean not in ("identity", "linear", "zero"):
             raise ModelError(f"mean is '{self.mean}'; accepted: identity, linear, zero")
-        for name in ("amplitude", "hidden_amplitude", "lengthscale", "hidden_lengthscale"):
+        for name in ("amplitude", "hidden_amplitude", "lengthscale", "hidden_lengthscale", "spread"):
             value = getattr(self, name)
             several = name == "lengthscale" and isinstance(value, Sequence)
             values = value if several else [] if value is None else [value]

@@ -41,6 +41,7 @@ class LikelihoodSettings:
     noise: float = 0.1  # starting value of the standard deviation (Student-t: scale), in units of the scaled outputs
     floor: float = 1e-4  # the standard deviation never falls below it
     learn_noise: bool = True  # False: noise and degrees stay at their starting values
+    spread: float = 2.0  # of observations: prior sd of the noise's logarithm around its starting value
     degrees: float = 4.0  # Student-t: starting value of the degrees of freedom
 
     def __post_init__(self) -> None:
@@ -52,6 +53,7 @@ class LikelihoodSettings:
         if not isinstance(self.learn_noise, bool):
             raise ModelError(f"learn_noise = {self.learn_noise!r} is neither True nor False")
         _check_above("floor", self.floor, 0.0, "0")
+        _check_above("spread", self.spread, 0.0, "0")
         _check_above("noise", self.noise, self.floor, f"floor = {self.floor:g}")
         _check_above("degrees", self.degrees, LOWEST_DEGREES, f"{LOWEST_DEGREES}, where the variance stays finite")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from torch.quasirandom import SobolEngine
 ROUNDS = 6
 MOST_COMPONENTS = 5
 FROM_PRIOR = (0.4, 0.1)  # share of points from N(0, I), in the first round and in later ones
-INFLATION = (4.0, 1.5)  # of the proposals' covariances, likewise
 EM_STEPS = 60
 FEWEST_PIECES = 4  # that a component is divided into
 OVERLAP = 1.9  # standard deviations of a piece from one to the next: their sum ripples by less than a hundredth
@@ -63,35 +62,86 @@ class Adapted(NamedTuple):
     log_weights: Tensor  # (P,) normalised importance weights: expectations with them are exact as P grows
 
 
+class Adaptation:
+    """Follows a density from a first guess, with so many evaluations of it in all, in rounds.
+
+    `propose` says where the density is to be evaluated, `take` hears its logarithm there, until `done`.
+    """
+
+    def __init__(self, start: Mixture, *, evaluations: int, seed: int, rounds: int = ROUNDS) -> None:
+        self.start = self.mixture = start
+        self.rounds, self.each, self.seed = rounds, max(evaluations // rounds, 8), seed
+        self.proposals: list[Mixture] = []
+        self.points = start.means.new_empty(0, self.dim, dtype=torch.float64)
+        self.log_target = self.log_weight = self.points.new_empty(0)
+
+    @property
+    def dim(self) -> int:
+        return self.start.means.shape[-1]
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return len(self.log_target) == self.rounds * self.each
+
+    def propose(self) -> Tensor:
+        """The points (P, d) of the next round; the same ones until they are taken."""
+        number = len(self.log_target) // self.each
+        proposal = _with_prior(self.mixture, FROM_PRIOR[min(number, 1)], _inflation(number, self.dim))
+        self.proposals = [*self.proposals[:number], proposal]
+        sobol = SobolEngine(self.dim + 1, scramble=True, seed=self.seed).fast_forward(number * self.each)
+        uniform = sobol.draw(self.each, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
+        return proposal.draw(uniform.to(self.points.device))
+
+    def take(self, fresh: Tensor, value: Tensor) -> None:
+        """The logarithm of the density (P,) at the points of this round."""
+        self.points = torch.cat([self.points, fresh])
+        self.log_target = torch.cat([self.log_target, torch.where(value.isfinite(), value.double(), -torch.inf)])
+        log_proposal = torch.logsumexp(torch.stack([p.log_density(self.points) for p in self.proposals]), 0)
+        self.log_weight = self.log_target - log_proposal + math.log(len(self.proposals))  # deterministic mixture
+        weights = _tempered(self.log_weight, self.dim)
+        self.mixture = self.mixture if weights is None else fit_mixture(self.points, weights)
+
+    def result(self) -> Adapted:
+        """The mixture that follows the density, and the sample behind it."""
+        log_evidence = float(torch.logsumexp(self.log_weight, 0)) - math.log(len(self.points))
+        if log_evidence == -math.inf:  # no point has any density
+            return Adapted(self.start, log_evidence, 0.0, self.points, self.log_weight)
+        normalised = torch.log_softmax(self.log_weight, 0)
+        return Adapted(self.mixture, log_evidence, _effective(normalised.exp()), self.points, normalised)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next round needs."""
+        return {name: getattr(self, name) for name in ("mixture", "proposals", "points", "log_target", "log_weight")}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; tuples may have become lists on the way."""
+        self.mixture = Mixture(*state["mixture"])
+        self.proposals = [Mixture(*proposal) for proposal in state["proposals"]]
+        self.points, self.log_target, self.log_weight = (state[name] for name in ("points", "log_target", "log_weight"))
+
+
 def adapt(
     log_density: Callable[[Tensor], Tensor], start: Mixture, *, evaluations: int, seed: int, rounds: int = ROUNDS
 ) -> Adapted:
-    """Follows a density, given on points (P, d) → (P,), from a first guess with that many evaluations in all."""
-    dim, device = start.means.shape[-1], start.means.device
-    sobol = SobolEngine(dim + 1, scramble=True, seed=seed)
-    each = max(evaluations // rounds, 8)
-    mixture, proposals = start, []
-    points = torch.empty(0, dim, dtype=torch.float64, device=device)
-    log_target = torch.empty(0, dtype=torch.float64, device=device)
-    log_weight = log_target
-    for number in range(rounds):
-        later = min(number, 1)
-        proposal = _with_prior(mixture, FROM_PRIOR[later], INFLATION[later])
-        proposals.append(proposal)
-        uniform = sobol.draw(each, dtype=torch.float64).clamp(1e-6, 1 - 1e-6).to(device)
-        fresh = proposal.draw(uniform)
-        points = torch.cat([points, fresh])
-        value = log_density(fresh)
-        log_target = torch.cat([log_target, torch.where(value.isfinite(), value, -torch.inf)])
-        log_proposal = torch.logsumexp(torch.stack([p.log_density(points) for p in proposals]), 0)
-        log_weight = log_target - log_proposal + math.log(len(proposals))  # deterministic mixture weights
-        weights = _tempered(log_weight, dim)
-        mixture = mixture if weights is None else _fit(points, weights)
-    log_evidence = float(torch.logsumexp(log_weight, 0)) - math.log(len(points))
-    if log_evidence == -math.inf:  # no point has any density
-        return Adapted(start, log_evidence, 0.0, points, log_weight)
-    normalised = torch.log_softmax(log_weight, 0)
-    return Adapted(mixture, log_evidence, _effective(normalised.exp()), points, normalised)
+    """`Adaptation` to a density that is at hand, (P, d) → (P,)."""
+    adaptation = Adaptation(start, evaluations=evaluations, seed=seed, rounds=rounds)
+    while not adaptation.done:
+        points = adaptation.propose()
+        adaptation.take(points, log_density(points))
+    return adaptation.result()
+
+
+def marginal(adapted: Adapted, columns: int) -> Mixture:
+    """The mixture of the first coordinates alone, fitted to the points: fewer dimensions show more of a shape."""
+    weights = _tempered(adapted.log_weights, columns)
+    assert weights is not None
+    return fit_mixture(adapted.points[:, :columns], weights)
+
+
+def _inflation(number: int, dim: int) -> float:
+    """Of the proposals' covariances in a round: what is wasted on wide ones grows as a power of the dimension."""
+    return 1 + 3 / math.sqrt(dim) if number == 0 else 1.5
 
 
 def divided(mixture: Mixture, axes: Tensor, pieces: int) -> Mixture:
@@ -163,7 +213,7 @@ def _tempered(log_weight: Tensor, dim: int) -> Tensor | None:
     return to_the_power(2.0**low)
 
 
-def _fit(points: Tensor, weights: Tensor) -> Mixture:
+def fit_mixture(points: Tensor, weights: Tensor) -> Mixture:
     """The mixture of weighted points with the least Bayesian information criterion."""
     size, dim = _effective(weights), points.shape[-1]
     parameters = 1 + dim + dim * (dim + 1) // 2

@@ -18,18 +18,20 @@ from vcal_dist import gaussian
 from vcal_dist.batches import Observations, Runs, Table
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import Gram, log_evidence, posterior
-from vcal_dist.collective import rank, sum_over_ranks
+from vcal_dist.collective import rank, sum_over_ranks, world_size
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, Frame, FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.natural import Statistics, natural_step, runs_statistics
+from vcal_dist.nature import Nature
 from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram, over_samples, runs_gram
 
 GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
 HIDDEN_SAMPLES = 8  # of hidden layers in a pass
 PATIENCE = 5  # steps that hold before a longer one is tried again
 SETTLED = 1e-6  # nats
+DIFFERENCE = 0.05  # of ζ, for its curvature
 SMALLEST_STEP = 1 / 64  # of Gauss–Newton: below, no step raises the bound
 
 
@@ -275,36 +277,125 @@ def collapsed_log_density(
     model: CalibrationModel,
     frame: Frame,
     blocks: Callable[[], Iterable[Observations]],
-    theta: Tensor,
+    points: Tensor,
+    nature: Nature | None = None,
     *,
     key: Key = (0,),
 ) -> Tensor:
-    """log p(y | θ̃, runs) + log p(θ̃) at points θ̃ (P, d2), every weight of a last layer integrated out: (P,).
+    """log p(y | θ̃, ζ, runs) + log p(θ̃, ζ) at points (P, d2 + ζ's), every weight of a last layer integrated out: (P,).
 
-    Exact without hidden layers and g, up to the Jacobian of the scaling, a constant. With hidden layers it is the bound
-    of the best q(w | θ̃) given theirs, so that its exponential is the best q(θ̃): points come one by one, each with the
-    same noise.
+    ζ are nature's hyperparameters; without them the model's own values count. Exact without hidden layers and g, up to
+    the Jacobian of the scaling, a constant. With hidden layers it is the bound of the best q(w | θ̃) given theirs, so
+    that its exponential is the best q(θ̃): points come one by one, each with the same noise.
     """
+    d2 = model.prior.dim
+    prior = -0.5 * points.square().sum(-1) - 0.5 * points.shape[-1] * math.log(2 * math.pi)
+    if nature is None or nature.dim == 0:
+        together = 1 if model.random else max(1, GRAM_NUMBERS // (model.outputs * model.width**2))
+        return prior + torch.cat([_evidence(model, frame, blocks, some, key) for some in points.split(together)])
     values = []
-    for some in theta.split(1 if model.random else max(1, GRAM_NUMBERS // (model.outputs * model.width**2))):
-        total: Gram | None = None
-        for block in blocks():
-            point = CollapsedTheta(model, frame, some[0] if model.random else some)
-            draw = Draw(key, HIDDEN_SAMPLES, block.row) if model.random else None
-            sums = observations_gram(model, point, block, draw)
-            if model.random:
-                sums = Gram(*(part.unsqueeze(0) for part in over_samples(sums)))
-            total = sums if total is None else total.plus(sums)
-        if total is None:
-            raise ModelError("there are no observations; θ needs at least 1")
-        values.append(log_evidence(Gram(*sum_over_ranks(total, symmetric=1))).sum(-1))  # (S,)
-    return torch.cat(values) - 0.5 * theta.square().sum(-1) - 0.5 * theta.shape[-1] * math.log(2 * math.pi)
+    with nature.kept():
+        for point in points:
+            nature.put(point[d2:])
+            values.append(_evidence(model, frame, blocks, point[None, :d2], key))
+    return prior + torch.cat(values)
+
+
+def _evidence(
+    model: CalibrationModel, frame: Frame, blocks: Callable[[], Iterable[Observations]], theta: Tensor, key: Key
+) -> Tensor:
+    """log p(y | θ̃, runs) at points (P, d2), at the model's hyperparameters: (P,)."""
+    total: Gram | None = None
+    for block in blocks():
+        point = CollapsedTheta(model, frame, theta[0] if model.random else theta)
+        draw = Draw(key, HIDDEN_SAMPLES, block.row) if model.random else None
+        sums = observations_gram(model, point, block, draw)
+        if model.random:
+            sums = Gram(*(part.unsqueeze(0) for part in over_samples(sums)))
+        total = sums if total is None else total.plus(sums)
+    if total is None:
+        raise ModelError("there are no observations; θ needs at least 1")
+    return log_evidence(Gram(*sum_over_ranks(total, symmetric=1))).sum(-1)
+
+
+def nature_moments(
+    model: CalibrationModel,
+    frame: Frame,
+    blocks: Callable[[], Iterable[Observations]],
+    theta: Tensor,
+    nature: Nature,
+) -> tuple[Tensor, Tensor]:
+    """Laplace's mean and covariance of ζ given θ̃ (d2,): one Newton step from the model's values, of bounded length.
+
+    The curvature is that of central differences of the gradient, and never below the prior's.
+    """
+
+    def gradient(zeta: Tensor) -> Tensor:
+        nature.put(zeta)
+        parameters = [part.parameter for part in nature.parts]
+        with torch.enable_grad():
+            evidence = _evidence(model, frame, blocks, theta[None], (0,)).sum()
+            slopes = torch.autograd.grad(evidence, parameters)  # of all processes, once averaged over them
+        scaled = [part.spread * slope.double().reshape(-1) for part, slope in zip(nature.parts, slopes, strict=True)]
+        return sum_over_ranks([torch.cat(scaled)])[0] / world_size() - zeta
+
+    with nature.kept():
+        here = nature.read().detach()
+        steps = DIFFERENCE * torch.eye(nature.dim, dtype=here.dtype, device=here.device)
+        H = torch.stack([(gradient(here - step) - gradient(here + step)) / (2 * DIFFERENCE) for step in steps])
+        values, vectors = torch.linalg.eigh(0.5 * (H + H.mT))
+        covariance = (vectors / values.clamp_min(1.0)) @ vectors.mT
+        newton = covariance @ gradient(here)
+    length = float((newton @ torch.linalg.solve(covariance, newton)).sqrt())
+    return here + newton * min(1.0, 2.0 / max(length, 1e-12)), covariance
 
 
 def is_conjugate(model: CalibrationModel) -> bool:
     """Whether the last layers' weights integrate out given θ̃ and hidden layers: Gaussian noise, no g."""
     gaussian = isinstance(model.likelihood_z, Gaussian) and isinstance(model.likelihood_y, Gaussian)
     return gaussian and model.kind != "general"
+
+
+class Pin:
+    """Gives q the marginal N(theta, covariance) of θ̃, and w given θ̃ from the observations, linearised at its mean.
+
+    Two passes: the slopes in θ̃ belong to the weights that the first one finds.
+    """
+
+    def __init__(
+        self, model: CalibrationModel, q: FullRank, theta: Tensor, covariance: Tensor, key: Key = (0,)
+    ) -> None:
+        self.model, self.q, self.covariance, self.key = model, q, covariance, key
+        q.move(theta.clone(), q.mean, q.precision)
+        self.passes = 0
+        self.sums: list[Tensor] | None = None
+
+    def take(self, block: Observations) -> None:
+        """Adds a block of the pass under way."""
+        copies = self.q.theta_mean.expand(HIDDEN_SAMPLES if self.model.random else 1, -1)
+        found = gaussian.statistics(self.model, self.q, block, theta=copies, key=self.key, learn=False)
+        self.sums = _plus(self.sums, _flatten(found))
+
+    def turn(self) -> bool:
+        """Ends a pass; whether it was the last."""
+        q = self.q
+        natural_step(q, _total(self.sums), 1.0, hold_theta=True)
+        self.sums, self.passes = None, self.passes + 1
+        if self.passes < 2:
+            return False
+        A = torch.linalg.inv(self.covariance) + (q.precision.cross @ q.factors.gain).sum(0)
+        q.move(q.theta_mean, q.mean, q.precision._replace(theta=0.5 * (A + A.mT)))
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Where it is, in the middle of a pass too; every process must ask."""
+        sums = None if self.sums is None else sum_over_ranks(self.sums)
+        return {"q": self.q.state_dict(), "covariance": self.covariance, "passes": self.passes, "sums": sums}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; the first process carries the sums on."""
+        self.q.load_state_dict(state["q"])
+        self.covariance, self.passes, self.sums = state["covariance"], state["passes"], _carried(state["sums"])
 
 
 def pin(
@@ -316,17 +407,12 @@ def pin(
     *,
     key: Key = (0,),
 ) -> None:
-    """Gives q the marginal N(theta, covariance) of θ̃, and w given θ̃ from the observations, linearised at its mean."""
-    q.move(theta.clone(), q.mean, q.precision)
-    copies = theta.expand(HIDDEN_SAMPLES if model.random else 1, -1)
-    for _ in range(2):  # the slopes in θ̃ belong to the weights that the first pass finds
-        sums: list[Tensor] | None = None
+    """`Pin` with blocks that are at hand."""
+    pinning, done = Pin(model, q, theta, covariance, key), False
+    while not done:
         for block in blocks():
-            sums = _plus(sums, _flatten(gaussian.statistics(model, q, block, theta=copies, key=key, learn=False)))
-        natural_step(q, _total(sums), 1.0, hold_theta=True)
-    C, gain = q.precision.cross, q.factors.gain
-    A = torch.linalg.inv(covariance) + (C @ gain).sum(0)
-    q.move(q.theta_mean, q.mean, q.precision._replace(theta=0.5 * (A + A.mT)))
+            pinning.take(block)
+        done = pinning.turn()
 
 
 @torch.no_grad()

@@ -18,28 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcal_dist.batches import Observations, take
-from vcal_dist.collective import rank, same_everywhere, world_size
+from vcal_dist.batches import take
+from vcal_dist.collective import same_everywhere, world_size
 from vcal_dist.errors import Diverged
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import place_start, screen_theta
-from vcal_dist.mixture import FEWEST_PIECES, Mixture, adapt, divided
 from vcal_dist.objective import CollapsedTheta
-from vcal_dist.passes import (
-    HIDDEN_SAMPLES,
-    Closing,
-    close,
-    closing,
-    collapsed_log_density,
-    curvature,
-    is_conjugate,
-    pin,
-    settling,
-)
+from vcal_dist.passes import Closing, close, closing, settling
 from vcal_dist.phases import (
-    BLOCK,
     NO_VOTE,
-    PASS_ROWS,
     Batch,
     Climbing,
     Compress,
@@ -51,6 +38,7 @@ from vcal_dist.phases import (
     Reading,
     blocks,
 )
+from vcal_dist.refinement import NARROW, refinement, share, started
 from vcal_dist.stages import (
     Stage,
     choose,
@@ -64,14 +52,10 @@ from vcal_dist.stages import (
     natural_theta,
 )
 from vcal_dist.weights import MeanField
-from vcal_dist.work import Found, Work
+from vcal_dist.work import Followed, Found, Work
 
 ROWS_OF_CANDIDATES = 4096
-ROWS_OF_REFINEMENT = 2_000_000  # over all points, and samples of hidden layers, where the posterior is evaluated
-NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
-CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is seen how f curves
-CURVED, PIECES = 0.1, 32  # mean square of f's error there, in its variance, above which components become so many ...
-ROWS_OF_PIECES = 100_000  # ... or as many as this leaves time for
+LIGHT = 10.0  # nats below the best mode, where another does not matter
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
 Build = Callable[[Work], Phase]
 
@@ -177,7 +161,7 @@ def phases_of(work: Work) -> list[Build]:
         found.append(_closing_of_theta)
     if choose(work.model, work.totals, settings, "joint", runs=False, observations=True).steps:
         found += [_joint, _compression] if settings.free_emulator else [_joint]
-    return [*found, _candidates, _closing, _refinement]
+    return [*found, _candidates, _closing, refinement]
 
 
 # --- the phases of `collapsed` and `fullrank` -------------------------------------------------------------------------
@@ -299,7 +283,8 @@ def _candidates(work: Work) -> Phase:
         for start in found.starts:
             q = started(work, start)
             survivors.append((q, close(work.model, q, lambda: blocks(rows), key=(work.seed, 5))))
-        found.starts = torch.stack([q.theta_mean for q in distinct(survivors)[0]])
+        kept, _, found.followed = distinct(survivors)
+        found.starts = torch.stack([q.theta_mean for q in kept])
 
     return Instant("candidates", do)
 
@@ -313,105 +298,13 @@ def _closing(work: Work) -> Phase:
 
     def finish() -> None:
         ends = [(q, climb.ended) for q, climb in zip(starts, climbs, strict=True) if climb.ended is not None]
-        components, found.closings = distinct(ends)
-        found.components = list(components)
+        components, found.closings, followed = distinct(ends)
+        found.components, found.followed = list(components), found.followed or followed
         found.counts["damped"] += sum(closing.damped for closing in found.closings)
         evidences = torch.tensor([closing.log_evidence for closing in found.closings], dtype=torch.float64)
         found.log_weights = torch.log_softmax(evidences, 0).to(work.device)
 
     return Climbing("closing", work, climbs, finish)
-
-
-def _refinement(work: Work) -> Phase:
-    """q(θ̃) as a mixture that follows the exact posterior of θ̃, all weights integrated out.
-
-    A joint Gaussian has weights that are linear in θ̃ with one covariance everywhere; where θ̃ is uncertain and η
-    curved, that makes its θ̃ too narrow, and no Gaussian is skewed. Here w is Gaussian given θ̃, around each component;
-    where f curves within one, narrower ones take its place, without which f at the observations would be too uncertain.
-    """
-    found, model = work.found, work.model
-
-    def do() -> None:
-        evaluations = affordable(work)
-        found.unrefined = _why_not(work, evaluations)
-        if found.unrefined:
-            return
-        assert work.observations is not None
-        assert found.frame is not None
-        assert found.log_weights is not None
-        frame, rows = found.frame, share(work.observations)
-        moments = [q.theta_moments() for q in found.components]
-        start = Mixture(
-            torch.stack([mean for mean, _ in moments]),
-            torch.stack([covariance for _, covariance in moments]),
-            found.log_weights,
-        )
-
-        def density(theta: Tensor) -> Tensor:
-            # Points come one by one where hidden layers are random, together where not.
-            size = BLOCK // 4 if model.random else max(PASS_ROWS // len(theta), 1)
-            return collapsed_log_density(model, frame, lambda: blocks(rows, size), theta, key=(work.seed, 5))
-
-        found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
-        if found.adapted.effective < 4 * (model.prior.dim + 1):  # too few points carry it to say more
-            found.unrefined = f"of {evaluations} points that were tried, too few have any weight"
-            return
-
-        def pinned(mixture: Mixture) -> list[FullRank]:
-            components = []
-            for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
-                components.append(started(work, mean))
-                pin(model, components[-1], lambda: blocks(rows), mean, covariance, key=(work.seed, 5))
-            return components
-
-        mixture = found.adapted.mixture
-        components = pinned(mixture)
-        pieces = min(PIECES, ROWS_OF_PIECES // work.totals.observations)
-        if pieces >= FEWEST_PIECES:
-            curved, axes = _most_curved(work, components, lambda: blocks(rows))
-            if curved > CURVED:
-                mixture = divided(mixture, axes, pieces)
-                components = pinned(mixture)
-        found.components, found.log_weights = list(components), mixture.log_weights
-
-    return Instant("refinement", do)
-
-
-def _most_curved(
-    work: Work, components: list[FullRank], rows: Callable[[], Iterator[Observations]]
-) -> tuple[float, Tensor]:
-    """For each component the principal axis of θ̃ along which f curves most (C, d2), and how much at the most."""
-    most, axes = 0.0, []
-    for q in components:
-        values, vectors = torch.linalg.eigh(q.theta_moments()[1])
-        principal = (vectors * values.clamp_min(0).sqrt()).mT  # (d2, d2) an axis a row, as long as its sd
-        ends = q.theta_mean + CORNERS * principal
-        found = [curvature(work.model, q, rows, end[None], key=(work.seed, 5)) for end in ends]
-        most, best = max(most, max(found)), found.index(max(found))
-        axes.append(principal[best])
-    return most, torch.stack(axes)
-
-
-def _why_not(work: Work, evaluations: int) -> str:
-    """What keeps a mixture from following the exact posterior of θ̃, if anything does."""
-    model, settings, needed = work.model, work.settings, 32 * (work.model.prior.dim + 1)
-    if settings.weights != "collapsed":
-        return f"weights are '{settings.weights}'"
-    if model.kind == "general":
-        return "under a general discrepancy the weights do not integrate out"
-    if not is_conjugate(model):
-        return "where the noise is not Gaussian the weights do not integrate out"
-    if settings.evaluations < needed:
-        return f"fit.evaluations is {settings.evaluations}, and {needed} are needed"
-    if evaluations < needed or not work.complete:
-        return f"{work.totals.observations:,} observations would make that slow"
-    return ""
-
-
-def affordable(work: Work) -> int:
-    """Points where the posterior of θ̃ is evaluated: what was asked for, or what rows of features leave time for."""
-    samples = HIDDEN_SAMPLES if work.model.random else 1
-    return min(work.settings.evaluations, ROWS_OF_REFINEMENT // (samples * work.totals.observations))
 
 
 # --- the paper's own schedule -----------------------------------------------------------------------------------------
@@ -446,37 +339,23 @@ def _end_meanfield(work: Work) -> Phase:
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
-def started(work: Work, theta: Tensor, spread: float = NARROW) -> FullRank:
-    """q with what the runs say of η's weights as its prior, and θ̃ close to a start."""
-    model, frame = work.model, work.found.frame
-    assert frame is not None
-    wide = frame.widen(model.width - model.eta.width)
-    q = FullRank(model.prior.dim, model.outputs, model.width, frame=wide, absorbed=True)
-    precision = q.precision._replace(theta=q.precision.theta / spread**2)
-    q.move(theta.double().clone(), q.mean, precision)
-    return q
-
-
-def distinct(found: list[tuple[FullRank, Closing]]) -> tuple[list[FullRank], list[Closing]]:
+def distinct(found: list[tuple[FullRank, Closing]]) -> tuple[list[FullRank], list[Closing], list[Followed]]:
     """The modes, best first: of closings that met, the one with the higher evidence; those too light to matter go."""
     kept: list[tuple[FullRank, Closing]] = []
+    followed = []
     for q, ended in sorted(found, key=lambda pair: -pair[1].log_evidence):
-        light = kept and ended.log_evidence < kept[0][1].log_evidence - 10
-        if light or any(_distance(q, other) < SAME_MODE for other, _ in kept):
-            continue
-        kept.append((q, ended))
-    return [q for q, _ in kept], [ended for _, ended in kept]
+        mode = next((i for i, (other, _) in enumerate(kept) if _distance(q, other) < SAME_MODE), -1)
+        if mode < 0 and not (kept and ended.log_evidence < kept[0][1].log_evidence - LIGHT):
+            mode = len(kept)
+            kept.append((q, ended))
+        followed.append(Followed(q.theta_mean.clone(), ended.log_evidence, ended.converged, mode))
+    return [q for q, _ in kept], [ended for _, ended in kept], followed
 
 
 def _distance(q: FullRank, other: FullRank) -> float:
     difference = q.theta_mean - other.theta_mean
     covariance = q.theta_moments()[1] + other.theta_moments()[1]
     return float((difference @ torch.linalg.solve(covariance / 2, difference)).sqrt())
-
-
-def share(rows: Observations) -> Observations:
-    """This process' part of rows that every process holds: sums over the processes then count each once."""
-    return take(rows, slice(rank(), None, world_size()))
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:

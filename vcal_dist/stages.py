@@ -78,9 +78,9 @@ def collapsed_theta(
     def loss(_: Runs | None, observations: Observations | None, step: int) -> Tensor:
         assert observations is not None
         evidence, rows = collapsed_observations(model, point, observations, Draw((seed, 3, step), samples))
-        prior = point.log_prior()
+        prior = point.log_prior() + model.log_prior_of_nature()
         if model.delta is not None:
-            prior = prior + model.delta.log_prior() - model.delta.kl()
+            prior = prior - model.delta.kl()
         return -(evidence / rows + prior / totals.observations)
 
     groups = _groups((_of_nature(model), settings.discrepancy_rate), (_trainable(point), chosen.rate))

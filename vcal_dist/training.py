@@ -45,6 +45,7 @@ from vcal_dist.run_place import RunPlace, run_place
 from vcal_dist.schedule import Schedule
 from vcal_dist.stages import choose, emulator_groups, is_collapsible
 from vcal_dist.strategy import DataParallel, Launched
+from vcal_dist.way import way
 from vcal_dist.work import Fitted, Work
 
 PATIENCE = 120.0  # seconds until processes of an attempt that failed are gone, and a node's locks with it
@@ -128,7 +129,7 @@ def _train(
             "seconds": time.perf_counter() - begun,
             "assessment": assess(prepared, fitted),
             "counts": fitted.counts,
-            "theta": fitted.way(config.fit.weights),
+            "theta": way(fitted, config.fit.weights),
             "log_evidence_runs": fitted.log_evidence_runs,
             "bound": fitted.bound,
         }

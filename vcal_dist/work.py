@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,18 @@ from vcal_dist.families import from_state, to_state
 from vcal_dist.fullrank import Frame
 from vcal_dist.mixture import Adapted, Mixture
 from vcal_dist.passes import Closing
-from vcal_dist.plan import Family, FitSettings, Totals
+from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.weights import Weights
+
+
+class Followed(NamedTuple):
+    """A start that was followed to a mode, on all observations or, where these are many, on a part of them."""
+
+    theta: Tensor  # θ̃ (d2,) where it ended
+    log_evidence: float
+    converged: bool
+    mode: int  # among those that were kept, the best being 0; −1 where it was too light to be
 
 
 @dataclass
@@ -30,8 +39,10 @@ class Found:
     components: list[Weights] = field(default_factory=list)  # the result, with
     log_weights: Tensor | None = None  # (C,)
     closings: list[Closing] = field(default_factory=list)
+    followed: list[Followed] = field(default_factory=list)
     adapted: Adapted | None = None
     unrefined: str = ""  # why no mixture follows the exact posterior, if none does
+    integrated: list[str] = field(default_factory=list)  # hyperparameters that its points move, after θ̃
     counts: dict[str, int] = field(default_factory=lambda: {"damped": 0})
 
     def state(self) -> dict[str, Any]:
@@ -44,8 +55,10 @@ class Found:
             "components": [to_state(q) for q in self.components],
             "log_weights": self.log_weights,
             "closings": self.closings,
+            "followed": self.followed,
             "adapted": self.adapted,
             "unrefined": self.unrefined,
+            "integrated": self.integrated,
             "counts": self.counts,
         }
 
@@ -63,8 +76,10 @@ class Found:
             components=[from_state(q) for q in state["components"]],
             log_weights=state["log_weights"],
             closings=[Closing(*closing) for closing in state["closings"]],
+            followed=[Followed(*followed) for followed in state.get("followed", [])],
             adapted=adapted,
             unrefined=state["unrefined"],
+            integrated=list(state.get("integrated", [])),
             counts=dict(state["counts"]),
         )
 
@@ -102,6 +117,8 @@ class Fitted:
     counts: dict[str, int] = field(default_factory=dict)
     adapted: Adapted | None = None  # the importance sample behind a mixture
     unrefined: str = ""  # why no mixture follows the exact posterior, if none does
+    integrated: list[str] = field(default_factory=list)  # hyperparameters that its points move, after θ̃
+    followed: list[Followed] = field(default_factory=list)
 
     @classmethod
     def from_work(cls, work: Work) -> Fitted:
@@ -117,17 +134,9 @@ class Fitted:
             found.counts,
             found.adapted,
             found.unrefined,
+            found.integrated,
+            found.followed,
         )
-
-    def way(self, family: Family) -> dict[str, Any]:
-        """How q(θ) came about, for whoever asks whether to trust it."""
-        return {
-            "family": family,
-            "converged": all(closing.converged for closing in self.closings[:1]),  # the best mode's come first
-            "unrefined": self.unrefined,
-            "evaluations": 0 if self.adapted is None else len(self.adapted.points),
-            "effective": 0.0 if self.adapted is None else self.adapted.effective,
-        }
 
     def cpu(self) -> Fitted:
         """The same, moved to the host."""

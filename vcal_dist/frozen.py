@@ -1,0 +1,106 @@
+"""log p(y | θ̃) at many points from one pass over the rows, where the rows are too many for a Gram matrix a point.
+
+In y = κφ_η(x, θ)·(m + R v) + φ_δ(x)·w + ε, θ̃ moves the emulator's mean by far more than what is left uncertain of it
+after all runs. With the features of that part, κφ_η R, frozen where the mode is, the Gram matrix is the same for all
+θ̃. What remains of a point is a vector,
+
+    b(θ̃) = Σ p ψ·(y − κφ_η(x, θ)·m),    ψ = [κφ_η(x, θ̂)R, φ_δ(x)],
+
+so that it costs its features and no matrix. Nature's hyperparameters stay as the model has them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vcal_dist.batches import Observations
+from vcal_dist.calibration import CalibrationModel
+from vcal_dist.collapsed import Gram, gram, in_frame, log_evidence
+from vcal_dist.collective import rank, sum_over_ranks
+from vcal_dist.errors import ModelError
+from vcal_dist.fullrank import Frame
+from vcal_dist.likelihoods import Gaussian
+
+NUMBERS = 4_000_000  # features at once: 32 MB
+
+
+class Shared(NamedTuple):
+    """The sums that are the same for all points."""
+
+    G: Tensor  # (K, D, D)
+    log_precision: Tensor  # (K,)
+    rows: Tensor  # (K,)
+
+
+class Frozen:
+    """The sums over rows for points θ̃ (P, d2), with the emulator's uncertainty as it is at `centre` (d2,)."""
+
+    def __init__(
+        self,
+        model: CalibrationModel,
+        frame: Frame,
+        centre: Tensor,
+        points: Tensor,
+        shared: Shared | None = None,
+    ) -> None:
+        assert not model.random
+        assert model.kind != "general"
+        self.model, self.frame, self.centre, self.points = model, frame, centre, points
+        self.shared = shared  # what an earlier pass has found, with the same centre
+        self.sums: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def take(self, observations: Observations) -> None:
+        """Adds a block of rows."""
+        model, x, y = self.model, observations.x, observations.y
+        assert isinstance(model.likelihood_y, Gaussian)
+        precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())
+        precision = (precision * observations.weight.unsqueeze(-1)).mT  # (K, B)
+        phi = model.phi_eta(x, model.rows_of_theta(self.centre[None], len(x)), None)[0]  # (B, M_η)
+        psi = model.design(phi, None if model.delta is None else model.delta(x, None)).double()  # (B, D)
+        known = precision > 0
+        weighted, square = [], []
+        for some in self.points.split(max(1, NUMBERS // (max(len(x), 1) * model.eta.width))):
+            unit = model.rows_of_theta(some, len(x))
+            mean = model.kappa * (model.phi_eta(x, unit, None).double() @ self.frame.mean.mT)  # (S, B, K)
+            residual = torch.where(known, (y - mean).mT, 0.0)  # (S, K, B)
+            square.append((precision * residual.square()).sum(-1))
+            weighted.append((precision * residual) @ psi)  # (S, K, D)
+        parts = [torch.cat(weighted), torch.cat(square)]
+        if self.shared is None:
+            sums = gram(psi, y.mT, precision)
+            parts = [sums.G, sums.log_precision, sums.rows, *parts]
+        if self.sums is not None:
+            parts = [total + part for total, part in zip(self.sums, parts, strict=True)]
+        self.sums = parts
+
+    @torch.no_grad()
+    def log_density(self) -> Tensor:
+        """log p(y | θ̃, runs) + log p(θ̃), (P,), up to the Jacobian of the scaling."""
+        if self.sums is None:
+            raise ModelError("there are no observations; θ needs at least 1")
+        summed = sum_over_ranks(self.sums, symmetric=int(self.shared is None))
+        if self.shared is None:
+            self.shared = Shared(*summed[:3])
+        (G, log_precision, rows), (b, square) = self.shared, summed[-2:]
+        total = Gram(G, b, square, log_precision, rows)
+        total = in_frame(total, self.frame.widen(self.model.width - self.model.eta.width).root)
+        evidence = log_evidence(total._replace(G=total.G.expand(*b.shape, -1))).sum(-1)
+        return evidence - 0.5 * self.points.square().sum(-1) - 0.5 * self.points.shape[-1] * math.log(2 * math.pi)
+
+    def state(self) -> dict[str, Any]:
+        """The sums so far, over all processes; every one of them must ask."""
+        sums = None if self.sums is None else sum_over_ranks(self.sums)
+        return {"centre": self.centre, "points": self.points, "shared": self.shared, "sums": sums}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; the first process carries the sums on."""
+        self.centre, self.points, sums = state["centre"], state["points"], state["sums"]
+        self.shared = None if state["shared"] is None else Shared(*state["shared"])
+        if sums is not None and rank() > 0:
+            sums = [torch.zeros_like(part) for part in sums]
+        self.sums = sums

@@ -1,0 +1,301 @@
+"""The last phase: q(θ̃) as a mixture that follows the exact posterior of θ̃, all weights integrated out.
+
+A joint Gaussian has weights that are linear in θ̃ with one covariance everywhere; where θ̃ is uncertain and η curved,
+that makes its θ̃ too narrow, and no Gaussian is skewed or ends at a bound. Importance sampling (`vcal_dist.mixture`)
+sees the posterior as it is. Its points are
+
+- of θ̃ and nature's hyperparameters ζ together, each with a Gram matrix of its own, where the rows are few: θ̃ is then
+  as uncertain as not knowing ζ makes it;
+- of θ̃ alone where rows are many and ζ is well known, all points of a round in one pass (`vcal_dist.frozen`).
+
+Then w is Gaussian given θ̃, around each component of the mixture; where f curves within one, narrower ones take its
+place, without which f at the observations would be too uncertain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcal_dist.batches import Observations, take
+from vcal_dist.collective import rank, vote, world_size
+from vcal_dist.frozen import Frozen
+from vcal_dist.fullrank import FullRank
+from vcal_dist.mixture import FEWEST_PIECES, Adaptation, Adapted, Mixture, adapt, divided, marginal
+from vcal_dist.nature import Nature
+from vcal_dist.passes import (
+    HIDDEN_SAMPLES,
+    Pin,
+    collapsed_log_density,
+    curvature,
+    is_conjugate,
+    nature_moments,
+    pin,
+)
+from vcal_dist.phases import BLOCK, NO_VOTE, PASS_ROWS, Batch, Feed, Instant, Outcome, Phase, Reading, blocks
+from vcal_dist.work import Work
+
+ROWS_EXACT = 2_000_000  # over all points, and samples of hidden layers, that have a Gram matrix each
+ROWS_FROZEN = 25_000_000  # over all points that share one
+NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
+CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is seen how f curves
+CURVED, PIECES = 0.1, 32  # mean square of f's error there, in its variance, above which components become so many ...
+ROWS_OF_PIECES = 100_000  # ... or as many as this leaves time for
+Blocks = Callable[[], Iterator[Observations]]
+
+
+def refinement(work: Work) -> Phase:
+    """The phase, in the way that the rows allow."""
+    evaluations, nature = exact_points(work)
+    if evaluations and work.complete:
+        return Instant("refinement", lambda: _refine_exactly(work, nature, evaluations))
+    many = frozen_points(work)
+    if many:
+        return Refining(work, many)
+
+    def leave() -> None:
+        work.found.unrefined = why_not(work)
+
+    return Instant("refinement", leave)
+
+
+def needed(dim: int) -> int:
+    """Points that a posterior of so many dimensions takes."""
+    return 32 * (dim + 1)
+
+
+def exact_points(work: Work) -> tuple[int, Nature | None]:
+    """How many points have a Gram matrix of their own, and what of nature they move; none where rows are too many."""
+    if _impossible(work):
+        return 0, None
+    model, samples = work.model, HIDDEN_SAMPLES if work.model.random else 1
+    count = min(work.settings.evaluations, ROWS_EXACT // (samples * max(work.totals.observations, 1)))
+    nature = None if model.random else Nature(model)
+    if nature is not None and nature.dim:
+        if count >= needed(model.prior.dim + nature.dim):
+            return count, nature
+        if frozen_points(work) > count or not work.complete:  # more points of θ̃ alone, in less time
+            return 0, None
+    return (count, None) if count >= needed(model.prior.dim) else (0, None)
+
+
+def frozen_points(work: Work) -> int:
+    """How many points can share a Gram matrix, with ζ as it is; none where even these would be too few."""
+    if _impossible(work) or work.model.random:
+        return 0
+    count = min(work.settings.evaluations, ROWS_FROZEN // max(work.totals.observations, 1))
+    return count if count >= needed(work.model.prior.dim) else 0
+
+
+def _impossible(work: Work) -> str:
+    """What about the model or the settings keeps a mixture from following the exact posterior, if anything does."""
+    model, settings, least = work.model, work.settings, needed(work.model.prior.dim)
+    if settings.weights != "collapsed":
+        return f"weights are '{settings.weights}'"
+    if model.kind == "general":
+        return "under a general discrepancy the weights do not integrate out"
+    if not is_conjugate(model):
+        return "where the noise is not Gaussian the weights do not integrate out"
+    if settings.evaluations < least:
+        return f"fit.evaluations is {settings.evaluations}, and {least} are needed"
+    return ""
+
+
+def why_not(work: Work) -> str:
+    """Why no mixture follows the exact posterior."""
+    return _impossible(work) or f"{work.totals.observations:,} observations would make that slow"
+
+
+# --- a Gram matrix a point --------------------------------------------------------------------------------------------
+
+
+def _refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None:
+    """Points of θ̃, and of ζ with it."""
+    found, model = work.found, work.model
+    assert work.observations is not None
+    assert found.frame is not None
+    frame, rows, start = found.frame, share(work.observations), _started_mixture(work)
+
+    def density(points: Tensor) -> Tensor:
+        # Points come one by one where hidden layers are random or ζ moves, together where not.
+        alone = PASS_ROWS if nature is not None else max(PASS_ROWS // len(points), 1)
+        size = BLOCK // 4 if model.random else alone
+        return collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
+
+    if nature is not None:
+        mean, covariance = nature_moments(model, frame, lambda: blocks(rows), _best(work).theta_mean, nature)
+        start = _beside(start, mean, covariance)
+    found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
+    found.integrated = [] if nature is None else nature.names
+    if _carries(work, found.adapted):
+        _settle(work, found.adapted, nature)
+
+
+def _beside(mixture: Mixture, mean: Tensor, covariance: Tensor) -> Mixture:
+    """A mixture with more coordinates, independent of it and Gaussian."""
+    C, d, more = len(mixture.means), mixture.means.shape[-1], len(mean)
+    both = mixture.covariances.new_zeros(C, d + more, d + more)
+    both[:, :d, :d], both[:, d:, d:] = mixture.covariances, covariance
+    return Mixture(torch.cat([mixture.means, mean.expand(C, -1)], -1), both, mixture.log_weights)
+
+
+# --- one for all points -----------------------------------------------------------------------------------------------
+
+
+class Refining(Reading):
+    """Rounds of importance sampling, a pass over all observations each; then the weights around each component."""
+
+    name = "refinement"
+    feed = Feed(None, PASS_ROWS, None)
+
+    def __init__(self, work: Work, evaluations: int) -> None:
+        self.work = work
+        self.adaptation = Adaptation(_started_mixture(work), evaluations=evaluations, seed=work.seed)
+        self.frozen: Frozen | None = self._round()
+        self.pins: list[Pin] = []
+
+    def _round(self, before: Frozen | None = None) -> Frozen:
+        frame = self.work.found.frame
+        assert frame is not None
+        points, shared = self.adaptation.propose(), None if before is None else before.shared
+        return Frozen(self.work.model, frame, _best(self.work).theta_mean, points, shared)
+
+    def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
+        assert batch.observations is not None
+        for block in blocks(batch.observations):
+            for taker in self.pins if self.frozen is None else [self.frozen]:
+                taker.take(block)
+        return Outcome(None, vote(votes, self.work.device))
+
+    def turn(self) -> bool:
+        found = self.work.found
+        if self.frozen is None:
+            turned = [pinned.turn() for pinned in self.pins]  # all of them
+            if not all(turned):
+                return False
+            assert found.adapted is not None
+            found.components = [pinned.q for pinned in self.pins]
+            found.log_weights = found.adapted.mixture.log_weights
+            return True
+        self.adaptation.take(self.frozen.points, self.frozen.log_density())
+        if not self.adaptation.done:
+            self.frozen = self._round(self.frozen)
+            return False
+        self.frozen, found.adapted, found.integrated = None, self.adaptation.result(), []
+        if not _carries(self.work, found.adapted):
+            return True
+        if self.work.complete:
+            _settle(self.work, found.adapted, None)
+            return True
+        self.pins = self._pins(found.adapted)
+        return False
+
+    def _pins(self, adapted: Adapted) -> list[Pin]:
+        mixture, model, key = adapted.mixture, self.work.model, (self.work.seed, 5)
+        return [
+            Pin(model, started(self.work, mean), mean, covariance, key)
+            for mean, covariance in zip(mixture.means, mixture.covariances, strict=True)
+        ]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "adaptation": self.adaptation.state(),
+            "frozen": None if self.frozen is None else self.frozen.state(),
+            "pins": [pinned.state() for pinned in self.pins],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.adaptation.load(state["adaptation"])
+        if state["frozen"] is not None:
+            self.frozen = self._round()
+            self.frozen.load(state["frozen"])
+            return
+        self.frozen, self.pins = None, self._pins(self.adaptation.result())
+        for pinned, saved in zip(self.pins, state["pins"], strict=True):
+            pinned.load(saved)
+
+
+# --- what both share --------------------------------------------------------------------------------------------------
+
+
+def _best(work: Work) -> FullRank:
+    """The heaviest component of the closing."""
+    assert work.found.log_weights is not None
+    q = work.found.components[int(work.found.log_weights.argmax())]
+    assert isinstance(q, FullRank)
+    return q
+
+
+def _started_mixture(work: Work) -> Mixture:
+    """q(θ̃) of the closing."""
+    assert work.found.log_weights is not None
+    moments = [q.theta_moments() for q in work.found.components]
+    means, covariances = (torch.stack(list(part)) for part in zip(*moments, strict=True))
+    return Mixture(means, covariances, work.found.log_weights)
+
+
+def _carries(work: Work, adapted: Adapted) -> bool:
+    """Whether enough points have weight to say more than the closing did."""
+    if adapted.effective >= 4 * (work.model.prior.dim + 1):
+        return True
+    work.found.unrefined = f"of {len(adapted.points)} points that were tried, too few have any weight"
+    return False
+
+
+def _settle(work: Work, adapted: Adapted, nature: Nature | None) -> None:
+    """The mixture's components with their weights, from rows at hand; ζ at its mean."""
+    found, model = work.found, work.model
+    assert work.observations is not None
+    rows, mixture = share(work.observations), adapted.mixture
+    if nature is not None:
+        d2 = model.prior.dim
+        mixture = marginal(adapted, d2)
+        nature.put(adapted.log_weights.exp() @ adapted.points[:, d2:])
+
+    def pinned(mixture: Mixture) -> list[FullRank]:
+        components = []
+        for mean, covariance in zip(mixture.means, mixture.covariances, strict=True):
+            components.append(started(work, mean))
+            pin(model, components[-1], lambda: blocks(rows), mean, covariance, key=(work.seed, 5))
+        return components
+
+    components = pinned(mixture)
+    pieces = min(PIECES, ROWS_OF_PIECES // work.totals.observations)
+    if pieces >= FEWEST_PIECES:
+        curved, axes = _most_curved(work, components, lambda: blocks(rows))
+        if curved > CURVED:
+            mixture = divided(mixture, axes, pieces)
+            components = pinned(mixture)
+    found.components, found.log_weights = list(components), mixture.log_weights
+
+
+def _most_curved(work: Work, components: list[FullRank], rows: Blocks) -> tuple[float, Tensor]:
+    """For each component the principal axis of θ̃ along which f curves most (C, d2), and how much at the most."""
+    most, axes = 0.0, []
+    for q in components:
+        values, vectors = torch.linalg.eigh(q.theta_moments()[1])
+        principal = (vectors * values.clamp_min(0).sqrt()).mT  # (d2, d2) an axis a row, as long as its sd
+        ends = q.theta_mean + CORNERS * principal
+        found = [curvature(work.model, q, rows, end[None], key=(work.seed, 5)) for end in ends]
+        most, best = max(most, max(found)), found.index(max(found))
+        axes.append(principal[best])
+    return most, torch.stack(axes)
+
+
+def started(work: Work, theta: Tensor, spread: float = NARROW) -> FullRank:
+    """q with what the runs say of η's weights as its prior, and θ̃ close to a start."""
+    model, frame = work.model, work.found.frame
+    assert frame is not None
+    wide = frame.widen(model.width - model.eta.width)
+    q = FullRank(model.prior.dim, model.outputs, model.width, frame=wide, absorbed=True)
+    precision = q.precision._replace(theta=q.precision.theta / spread**2)
+    q.move(theta.double().clone(), q.mean, precision)
+    return q
+
+
+def share(rows: Observations) -> Observations:
+    """This process' part of rows that every process holds: sums over the processes then count each once."""
+    return take(rows, slice(rank(), None, world_size()))
