@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +15,7 @@ from jobs.console import vcal
 if TYPE_CHECKING:
     from vcal_dist.answers import Answers
     from vcal_dist.config import Config
+    from vcal_dist.run_place import RunPlace
 
 # As run_directory, posterior and mixed of vcal_dist name them; those modules are too heavy for a look at a path.
 CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
@@ -156,6 +160,38 @@ def load_posterior(path: str | Path) -> Answers:
         f"{run} is not a run: it has neither {POSTERIOR} nor {CONFIG}, but {', '.join(held[:5]) or 'nothing'}"
         f"{', …' if len(held) > 5 else ''}"
     )
+
+
+@contextmanager
+def finished_run(run: str | Path, command: str) -> Iterator[tuple[RunPlace, Path, Answers]]:
+    """A run wherever it lies, its directory and its posterior, for the command that looks at it."""
+    from vcal_dist.errors import ModelError
+    from vcal_dist.run_place import run_place
+
+    with run_place(run) as place:
+        place.fetch()
+        if place.remote and not place.path.exists():
+            raise ModelError(f"there is no run at {run}; check the address")
+        _refuse_sweep(place, command)
+        posterior = load_posterior(place.path)
+        yield place, place.path.parent if place.path.is_file() else place.path, posterior
+
+
+def _refuse_sweep(place: RunPlace, command: str) -> None:
+    """A sweep has a page of its own, and runs that can be looked at."""
+    from jobs.sweeps.directory import ASKED
+    from jobs.sweeps.outcome import BEST, PAGE
+    from vcal_dist.errors import ModelError
+
+    if not (place.path / ASKED).is_file():
+        return
+    at = place.url.rstrip("/")
+    page = f"its page is {at}/{PAGE}" if (place.path / PAGE).is_file() else "it has no page yet"
+    best = shlex.join(["vcal", command, f"{at}/{BEST}"])
+    cure = (
+        f"{command} its best run with: {best}" if (place.path / BEST).is_dir() else "none of its trials is finished yet"
+    )
+    raise ModelError(f"{at} is a sweep, not a run: {page}; {cure}")
 
 
 def _is_store(path: Path) -> bool:

@@ -19,10 +19,10 @@ from vcal_dist.objective import runs_gram
 from vcal_dist.phases import NO_VOTE, Batch, Descent, LinAlgError, Outcome
 from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.rows import AtHand, held_rows
-from vcal_dist.schedule import Schedule
+from vcal_dist.schedule import Schedule, moved, refining
 from vcal_dist.stages import is_collapsible
 from vcal_dist.weights import MeanField
-from vcal_dist.work import Work
+from vcal_dist.work import Found, Work
 
 JUDGES = 512  # runs that tell the emulator's error while it trains
 
@@ -38,11 +38,13 @@ class CalibrationModule(LightningModule):
         totals: Totals,
         seed: int,
         state: dict[str, Any] | None = None,
+        found: Found | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model, self.at_hand, self.settings, self.totals, self.seed = model, at_hand, settings, totals, seed
         self.resumed = state
+        self.found = found  # what an earlier training has found, to be refined
         self.votes = NO_VOTE  # of this process, for the next step: to stop, and to write a checkpoint
         self.outcome = Outcome(None, NO_VOTE)
         self.batch: Batch | None = None
@@ -64,7 +66,11 @@ class CalibrationModule(LightningModule):
         self.judges: Runs = on_device(held if len(held.u) else self.at_hand.runs, self.device)
         self.judges = type(self.judges)(*(part[:JUDGES] for part in self.judges))
         self.schedule = Schedule(work)
-        if self.resumed is None:
+        if self.found is not None:
+            work.found, work.patient = Found.from_state(moved(self.found.state(), self.device)), True
+            self.schedule = Schedule(work, refining(work))
+            self.schedule.start()
+        elif self.resumed is None:
             start_model(self.model, take(runs, runs.weight > 0), take(observations, observations.weight > 0), self.seed)
             self.schedule.start()
         else:

@@ -32,6 +32,7 @@ HIDDEN_SAMPLES = 8  # of hidden layers in a pass
 PATIENCE = 5  # steps that hold before a longer one is tried again
 SETTLED = 1e-6  # nats
 DIFFERENCE = 0.05  # of ζ, for its curvature
+NEWTON_STEPS, FARTHEST, CLOSE = 6, 1.0, 0.5  # towards the mode of ζ; a step is no longer, and one below in sds the last
 SMALLEST_STEP = 1 / 64  # of Gauss–Newton: below, no step raises the bound
 
 
@@ -325,7 +326,7 @@ def nature_moments(
     theta: Tensor,
     nature: Nature,
 ) -> tuple[Tensor, Tensor]:
-    """Laplace's mean and covariance of ζ given θ̃ (d2,): one Newton step from the model's values, of bounded length.
+    """Laplace's mean and covariance of ζ given θ̃ (d2,), by a few Newton steps from the model's values.
 
     The curvature is that of central differences of the gradient, and never below the prior's.
     """
@@ -342,12 +343,17 @@ def nature_moments(
     with nature.kept():
         here = nature.read().detach()
         steps = DIFFERENCE * torch.eye(nature.dim, dtype=here.dtype, device=here.device)
-        H = torch.stack([(gradient(here - step) - gradient(here + step)) / (2 * DIFFERENCE) for step in steps])
-        values, vectors = torch.linalg.eigh(0.5 * (H + H.mT))
-        covariance = (vectors / values.clamp_min(1.0)) @ vectors.mT
-        newton = covariance @ gradient(here)
-    length = float((newton @ torch.linalg.solve(covariance, newton)).sqrt())
-    return here + newton * min(1.0, 2.0 / max(length, 1e-12)), covariance
+        covariance, length = steps, math.inf
+        for _ in range(NEWTON_STEPS):
+            if length < CLOSE:
+                break
+            H = torch.stack([(gradient(here - step) - gradient(here + step)) / (2 * DIFFERENCE) for step in steps])
+            values, vectors = torch.linalg.eigh(0.5 * (H + H.mT))
+            covariance = (vectors / values.clamp_min(1.0)) @ vectors.mT
+            newton = covariance @ gradient(here)
+            length = float((newton @ torch.linalg.solve(covariance, newton)).sqrt())  # in standard deviations
+            here = here + newton * min(1.0, FARTHEST / max(float(newton.norm()), 1e-12))
+    return here, covariance
 
 
 def is_conjugate(model: CalibrationModel) -> bool:

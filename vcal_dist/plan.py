@@ -103,7 +103,7 @@ class FitSettings:
     starts: int = 3  # of them that are followed to a mode each
     start: dict[str, float] = field(default_factory=dict)  # θ to begin from, by name; in place of the best point's
     spread: float | None = None  # sd of q(θ̃) there, in the prior's; null: 0.1, and 1, the prior, for meanfield
-    evaluations: int = 512  # of the exact posterior of θ̃, which a mixture then follows; fewer for many observations
+    evaluations: int = 768  # of the exact posterior of θ̃, which a mixture then follows; fewer for many observations
 
     def __post_init__(self) -> None:
         if self.weights not in get_args(Family):

@@ -39,6 +39,7 @@ from vcal_dist.phases import BLOCK, NO_VOTE, PASS_ROWS, Batch, Feed, Instant, Ou
 from vcal_dist.work import Work
 
 ROWS_EXACT = 2_000_000  # over all points, and samples of hidden layers, that have a Gram matrix each
+PATIENT = 20  # times as many where time does not matter
 ROWS_FROZEN = 25_000_000  # over all points that share one
 NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
 CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is seen how f curves
@@ -69,10 +70,10 @@ def needed(dim: int) -> int:
 
 def exact_points(work: Work) -> tuple[int, Nature | None]:
     """How many points have a Gram matrix of their own, and what of nature they move; none where rows are too many."""
-    if _impossible(work):
+    if impossible(work):
         return 0, None
     model, samples = work.model, HIDDEN_SAMPLES if work.model.random else 1
-    count = min(work.settings.evaluations, ROWS_EXACT // (samples * max(work.totals.observations, 1)))
+    count = _at_most(work, (PATIENT if work.patient else 1) * ROWS_EXACT // samples)
     nature = None if model.random else Nature(model)
     if nature is not None and nature.dim:
         if count >= needed(model.prior.dim + nature.dim):
@@ -84,13 +85,18 @@ def exact_points(work: Work) -> tuple[int, Nature | None]:
 
 def frozen_points(work: Work) -> int:
     """How many points can share a Gram matrix, with ζ as it is; none where even these would be too few."""
-    if _impossible(work) or work.model.random:
+    if impossible(work) or work.model.random:
         return 0
-    count = min(work.settings.evaluations, ROWS_FROZEN // max(work.totals.observations, 1))
+    count = work.settings.evaluations if work.patient else _at_most(work, ROWS_FROZEN)
     return count if count >= needed(work.model.prior.dim) else 0
 
 
-def _impossible(work: Work) -> str:
+def _at_most(work: Work, rows: int) -> int:
+    """Points that were asked for, or that so many rows over all points allow."""
+    return min(work.settings.evaluations, rows // max(work.totals.observations, 1))
+
+
+def impossible(work: Work) -> str:
     """What about the model or the settings keeps a mixture from following the exact posterior, if anything does."""
     model, settings, least = work.model, work.settings, needed(work.model.prior.dim)
     if settings.weights != "collapsed":
@@ -106,7 +112,7 @@ def _impossible(work: Work) -> str:
 
 def why_not(work: Work) -> str:
     """Why no mixture follows the exact posterior."""
-    return _impossible(work) or f"{work.totals.observations:,} observations would make that slow"
+    return impossible(work) or f"{work.totals.observations:,} observations would make that slow"
 
 
 # --- a Gram matrix a point --------------------------------------------------------------------------------------------
@@ -126,7 +132,7 @@ def _refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None
         return collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
 
     if nature is not None:
-        mean, covariance = nature_moments(model, frame, lambda: blocks(rows), _best(work).theta_mean, nature)
+        mean, covariance = nature_moments(model, frame, lambda: blocks(rows), _centre(work), nature)
         start = _beside(start, mean, covariance)
     found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
     found.integrated = [] if nature is None else nature.names
@@ -161,7 +167,7 @@ class Refining(Reading):
         frame = self.work.found.frame
         assert frame is not None
         points, shared = self.adaptation.propose(), None if before is None else before.shared
-        return Frozen(self.work.model, frame, _best(self.work).theta_mean, points, shared)
+        return Frozen(self.work.model, frame, _centre(self.work), points, shared)
 
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
         assert batch.observations is not None
@@ -221,19 +227,17 @@ class Refining(Reading):
 # --- what both share --------------------------------------------------------------------------------------------------
 
 
-def _best(work: Work) -> FullRank:
-    """The heaviest component of the closing."""
+def _centre(work: Work) -> Tensor:
+    """θ̃ (d2,) of the heaviest component."""
     assert work.found.log_weights is not None
-    q = work.found.components[int(work.found.log_weights.argmax())]
-    assert isinstance(q, FullRank)
-    return q
+    return work.found.components[int(work.found.log_weights.argmax())].theta_moments()[0].detach().double()
 
 
 def _started_mixture(work: Work) -> Mixture:
     """q(θ̃) of the closing."""
     assert work.found.log_weights is not None
     moments = [q.theta_moments() for q in work.found.components]
-    means, covariances = (torch.stack(list(part)) for part in zip(*moments, strict=True))
+    means, covariances = (torch.stack([each.detach().double() for each in part]) for part in zip(*moments, strict=True))
     return Mixture(means, covariances, work.found.log_weights)
 
 

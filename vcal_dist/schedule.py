@@ -164,6 +164,11 @@ def phases_of(work: Work) -> list[Build]:
     return [*found, _candidates, _closing, refinement]
 
 
+def refining(work: Work) -> list[Build]:
+    """The phases that refine what an earlier training has found: the runs, then the posterior of θ̃."""
+    return [_compression, _resume, _candidates, _closing, refinement]
+
+
 # --- the phases of `collapsed` and `fullrank` -------------------------------------------------------------------------
 
 
@@ -266,14 +271,29 @@ def _joint(work: Work) -> Phase:
     return Descent(joint_stage(work.model, q, work.totals, work.settings, work.seed), partial(_keep, work))
 
 
+def _resume(work: Work) -> Phase:
+    """Starts for θ̃: where the heaviest component of an earlier training is, and others."""
+    screening = _screening(work)
+
+    def do() -> None:
+        found = work.found
+        assert found.log_weights is not None
+        heaviest = found.components[int(found.log_weights.argmax())].theta_moments()[0].detach().double()
+        screening.turn()
+        assert found.starts is not None
+        found.starts = torch.cat([heaviest[None], found.starts])
+
+    return Instant("screening", do)
+
+
 def _candidates(work: Work) -> Phase:
     """The starts that lead to modes of their own, told from a part of the observations where these are many."""
 
     def do() -> None:
         found = work.found
         assert found.starts is not None
-        assert isinstance(found.q, FullRank)
-        found.starts = torch.cat([found.q.theta_mean[None], found.starts[1:]])
+        if isinstance(found.q, FullRank):
+            found.starts = torch.cat([found.q.theta_mean[None], found.starts[1:]])
         if work.totals.observations <= ROWS_OF_CANDIDATES:
             return
         assert work.observations is not None

@@ -46,7 +46,7 @@ from vcal_dist.schedule import Schedule
 from vcal_dist.stages import choose, emulator_groups, is_collapsible
 from vcal_dist.strategy import DataParallel, Launched
 from vcal_dist.way import way
-from vcal_dist.work import Fitted, Work
+from vcal_dist.work import Fitted, Found, Work
 
 PATIENCE = 120.0  # seconds until processes of an attempt that failed are gone, and a node's locks with it
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -240,8 +240,9 @@ def fit(
     progress: bool,
     callbacks: Iterable[Callback] = (),
     launched: Launched | None = None,
+    found: Found | None = None,
 ) -> Fitted:
-    """Lightning over all phases; without a place nothing is written."""
+    """Lightning over all phases, or of what was `found` the last; without a place nothing is written."""
     config, store = prepared.config, prepared.store
     run = None if place is None else place.path
     module = CalibrationModule(
@@ -251,6 +252,7 @@ def fit(
         prepared.totals,
         config.seed,
         None if state is None else state["schedule"],
+        found,
     )
     orders = None if state is None else state["orders"]
     data = StoreData(store, prepared.at_hand, config.data, config.seed, prepared.check_rows, orders)

@@ -14,6 +14,7 @@ from vcal_dist.plan import Family
 from vcal_dist.power_scaling import power_scaling_sensitivity
 from vcal_dist.work import Fitted
 
+HOPELESS = 99.0  # stands for an infinite k̂, which JSON cannot hold
 PROBABILITIES = {"low": 0.05, "median": 0.5, "high": 0.95}
 
 
@@ -43,9 +44,9 @@ def way(fitted: Fitted, family: Family) -> dict[str, Any]:
 
 
 def pareto_k(adapted: Adapted) -> float | None:
-    """k̂ of the importance weights."""
+    """k̂ of the importance weights; None where they have no tail to tell it from."""
     _, k = smoothed(adapted.log_weights[:, None])
-    return float(k[0]) if math.isfinite(float(k[0])) else None
+    return None if math.isnan(float(k[0])) else min(float(k[0]), HOPELESS)
 
 
 def hyperparameters(fitted: Fitted) -> dict[str, dict[str, float]]:

@@ -97,6 +97,7 @@ class Work:
     seed: int
     observations: Observations | None
     complete: bool = True  # whether the observations at hand are all there are
+    patient: bool = False  # whether the refinement may take its time
     found: Found = field(default_factory=Found)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -53,19 +52,12 @@ def write_report(
     truth: Mapping[str, float] | None = None,
 ) -> str:
     """Writes the report of a run; where it lies. `truth` is known of examples."""
-    from jobs.run_state import load_posterior
+    from jobs.run_state import finished_run
     from storage.places import write_durably
     from vcal_dist.errors import ModelError
     from vcal_dist.report import figures, gather, html
-    from vcal_dist.run_place import run_place
 
-    with run_place(run) as place:
-        place.fetch()
-        if place.remote and not place.path.exists():
-            raise ModelError(f"there is no run at {run}; check the address")
-        _refuse_sweep(place)
-        posterior = load_posterior(place.path)
-        folder = place.path.parent if place.path.is_file() else place.path
+    with finished_run(run, "report") as (place, folder, posterior):
         target = _target(place, folder, output, kind)
         gathered = gather(folder, posterior, place=place.url, truth=truth, say=note)
         page = html(gathered, note).encode() if kind == "html" else b""
@@ -80,21 +72,6 @@ def write_report(
             place.send()
             return f"{place.url.rstrip('/')}/{target.name}" if place.remote else str(target)
         return str(target)
-
-
-def _refuse_sweep(place: RunPlace) -> None:
-    """A sweep has a page of its own, and runs that can be reported."""
-    from jobs.sweeps.directory import ASKED
-    from jobs.sweeps.outcome import BEST, PAGE
-    from vcal_dist.errors import ModelError
-
-    if not (place.path / ASKED).is_file():
-        return
-    at = place.url.rstrip("/")
-    page = f"its page is {at}/{PAGE}" if (place.path / PAGE).is_file() else "it has no page yet"
-    best = shlex.join(["vcal", "report", f"{at}/{BEST}"])
-    cure = f"report its best run with: {best}" if (place.path / BEST).is_dir() else "none of its trials is finished yet"
-    raise ModelError(f"{at} is a sweep, not a run: {page}; {cure}")
 
 
 def _target(place: RunPlace, folder: Path, output: Path | None, kind: str) -> Path:

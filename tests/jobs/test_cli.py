@@ -28,11 +28,11 @@ def vcal(*arguments: str) -> int:
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert vcal("--help") == 0
     out = capsys.readouterr().out
-    for command in ("demo", "ingest", "inspect", "train", "bench", "doctor"):
+    for command in ("demo", "ingest", "inspect", "train", "diagnose", "bench", "doctor"):
         assert command in out
 
 
-@pytest.mark.parametrize("command", ["demo", "ingest", "inspect", "train", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "ingest", "inspect", "train", "diagnose", "bench", "doctor"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert vcal(command, "--help") == 0
     assert f"Usage: vcal {command}" in capsys.readouterr().out

@@ -9,9 +9,10 @@ from vcal_dist.mixed import Averaged
 from vcal_dist.report.check import Check
 from vcal_dist.report.content import Block, Cell, Figure, Fold, Section, Share, Span, Status, Table, Text
 from vcal_dist.report.diagnostics import Verdict
+from vcal_dist.report.emulator_checks import emulator_and_noise
 from vcal_dist.report.gathering import Gathered
 from vcal_dist.report.parameters import Kind, Learned, learned
-from vcal_dist.report.row_checks import covered, emulator_and_noise, is_held_out
+from vcal_dist.report.row_checks import covered, is_held_out
 from vcal_dist.report.words import figure, listed, percent, plural, to_the_digit, with_unit
 
 MANY = 12  # parameters that the table shows; of more, the others are folded, and a chart shows all

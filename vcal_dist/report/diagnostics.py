@@ -11,29 +11,34 @@ from dataclasses import dataclass
 
 from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
+from vcal_dist.report.discrepancy_checks import sensitivity_to_discrepancy, theta_and_discrepancy
+from vcal_dist.report.emulator_checks import emulator_error, emulator_error_in_theta
 from vcal_dist.report.gathering import Gathered
-from vcal_dist.report.row_checks import (
-    coverage_of_observations,
-    coverage_of_runs,
-    emulator_error,
-    left_out,
-    pit_uniformity,
-)
-from vcal_dist.report.theta_checks import at_bound, contraction, correlations, how_theta_was_found, several_modes
+from vcal_dist.report.outlier_check import outliers
+from vcal_dist.report.row_checks import coverage_of_observations, coverage_of_runs, left_out, pit_uniformity
+from vcal_dist.report.theta_checks import at_bound, contraction, correlations, prior_conflict, several_modes
 from vcal_dist.report.training_checks import settled, state_of_the_run
+from vcal_dist.report.way_checks import how_theta_was_found, importance_weights, starts_agree
 
 Look = Callable[[Gathered], list[Check]]
 CHECKS: tuple[Look, ...] = (
     coverage_of_observations,
     pit_uniformity,
+    outliers,
     emulator_error,
+    emulator_error_in_theta,
     coverage_of_runs,
     left_out,
     how_theta_was_found,
+    importance_weights,
+    starts_agree,
     contraction,
+    prior_conflict,
     at_bound,
     several_modes,
     correlations,
+    theta_and_discrepancy,
+    sensitivity_to_discrepancy,
     settled,
     state_of_the_run,
 )

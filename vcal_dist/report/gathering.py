@@ -94,8 +94,8 @@ def gather(
     """From the run's directory and the posterior in it. `place` is what the user calls the directory."""
     member = heaviest(posterior)
     record = member.record
-    config = _config(record)
-    store, newer, unreachable = _store(run, posterior, record, config)
+    config = config_of_run(record)
+    store, newer, unreachable = store_of_run(run, posterior, record, config)
     file = run / FILE
     when = None
     if file.is_file():
@@ -139,7 +139,7 @@ def most_rows(outputs: int) -> int:
     return max(LEAST_ROWS, min(MOST_ROWS, MOST_VALUES // outputs))
 
 
-def _config(record: Mapping[str, Any]) -> Config | None:
+def config_of_run(record: Mapping[str, Any]) -> Config | None:
     """A posterior that was made from arrays in memory has none."""
     try:
         return Config.parse(record["config"], "the posterior's record") if "config" in record else None
@@ -147,7 +147,7 @@ def _config(record: Mapping[str, Any]) -> Config | None:
         return None
 
 
-def _store(
+def store_of_run(
     run: Path, posterior: Answers, record: Mapping[str, Any], config: Config | None
 ) -> tuple[Store | None, dict[str, int], str | None]:
     """The store with the rows that the run began with, how many came since, or why it cannot be used."""

@@ -40,6 +40,7 @@ class Learned:
     prior_low: float
     prior_high: float
     narrowed: float  # how much of the prior's 90 % its interval rules out; negative where that holds more of the prior
+    contraction: float  # 1 − Var(posterior)/Var(prior)
     moved: float  # total variation between prior and posterior
     at_bound: float  # probability near the nearer bound
     prior_at_bound: float
@@ -59,6 +60,7 @@ def learned(posterior: Answers) -> tuple[Learned, ...]:
     theta, inputs = posterior.theta, posterior.problem.calibration_inputs
     prior = prior_of(theta)
     told = contraction(theta).tolist()
+    before_sd = prior.sd().tolist()
     rows = []
     for j, (row, v) in enumerate(zip(posterior.summary(), inputs, strict=True)):
         before = prior.interval(j)
@@ -66,7 +68,7 @@ def learned(posterior: Answers) -> tuple[Learned, ...]:
         rows.append(
             Learned(
                 row.name, row.unit, v.description, row.prior, row.mean, row.sd, row.low, row.high, *before,
-                told[j], total_variation(theta, j), near, prior_near, outside,
+                told[j], 1 - (row.sd / before_sd[j]) ** 2, total_variation(theta, j), near, prior_near, outside,
             )
         )  # fmt: skip
     return tuple(rows)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from vcal_dist.answers import to_numpy
+from vcal_dist.leave_one_out import RELIABLE
 from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered, Sample
-from vcal_dist.report.words import figure, listed, percent, plural, with_unit
+from vcal_dist.report.words import figure, listed, percent, plural
 
 LEVEL = 0.9  # of the intervals whose coverage is counted
 BAND = 0.95  # of a binomial count inside which coverage is as it should be, ...
@@ -23,7 +21,6 @@ FAR = 0.999  # ... and outside which it is no accident
 TOLERANCE = 0.03  # a coverage that is off by less does no harm, however many rows say so
 LOW_COVERAGE = 0.8  # below, intervals promise far too much
 TOO_WIDE = 0.97  # above, intervals are wider than they need be
-SMALL_RATIO, LARGE_RATIO = 0.3, 1.0  # emulator's error over noise: 0.3 widens what noise leaves by 4 %, 1 by 41 %
 UNLIKELY = 0.01  # p-value of the Kolmogorov–Smirnov test of PIT values, ...
 DISTANCE = (0.08, 0.2)  # ... which counts from these distances on: rows by the thousand find any flaw
 MOST_UNRELIABLE = 0.5  # share of rows with k̂ above 0.7 that leaves nothing to judge by; fewer ask for care
@@ -35,6 +32,19 @@ MIDDLE = "Too many lie in the middle: the predictions are less sure than they co
 WIDER = (
     "The intervals are wider than they need be: safe, but not sharp. Check that the observations' own noise is not "
     "stated too large, and that the emulator is accurate enough."
+)
+COVERAGE_THRESHOLD = (
+    f"{percent(LEVEL)} of the rows, give or take {percent(TOLERANCE)} or what chance allows of so many (a "
+    f"{percent(BAND)} band of the binomial distribution); bad below {percent(LOW_COVERAGE)} where that is beyond its "
+    f"{percent(FAR)} band; care above {percent(TOO_WIDE)}"
+)
+PIT_THRESHOLD = (
+    f"a Kolmogorov–Smirnov distance of {DISTANCE[0]:g} (care) and {DISTANCE[1]:g} (bad) with a p-value below "
+    f"{UNLIKELY:g}; PIT values are uniform where predictions are right (Gneiting, Balabdaoui and Raftery 2007)"
+)
+LEFT_OUT_THRESHOLD = (
+    f"k̂ = {RELIABLE:g} of a row (Vehtari, Simpson, Gelman, Yao and Gabry 2024): care from one row on, bad above "
+    f"{percent(MOST_UNRELIABLE)} of the observations"
 )
 
 
@@ -55,6 +65,7 @@ def coverage_of_observations(gathered: Gathered) -> list[Check]:
                 "unknown",
                 f"Nothing says how well unseen observations are predicted: {why}.",
                 f"{advice}.",
+                threshold=COVERAGE_THRESHOLD,
             )
         ]
     rows, share, worst = found[:3]
@@ -82,7 +93,7 @@ def coverage_of_observations(gathered: Gathered) -> list[Check]:
         "high": WIDER,
         "": "",
     }[side]
-    return [Check("Coverage of observations", status, percent(share), sentence, advice)]
+    return [Check("Coverage of observations", status, percent(share), sentence, advice, share, COVERAGE_THRESHOLD)]
 
 
 def coverage_of_runs(gathered: Gathered) -> list[Check]:
@@ -99,14 +110,14 @@ def coverage_of_runs(gathered: Gathered) -> list[Check]:
         status, side = worst.status, worst.side
         sentence += f" {worst}"
     if side == "high":
-        return [Check("Coverage of runs", "good", percent(share), f"{sentence} Wider than need be, which is safe.")]
+        status, sentence = "good", f"{sentence} Wider than need be, which is safe."
     advice = (
         "The emulator is surer than it should be: give it more features (model.eta.features.features), more steps "
         "(fit.emulator.steps), hidden layers, a transform of the output, or more runs."
-        if side
+        if side == "low"
         else ""
     )
-    return [Check("Coverage of runs", status, percent(share), sentence, advice)]
+    return [Check("Coverage of runs", status, percent(share), sentence, advice, share, COVERAGE_THRESHOLD)]
 
 
 def judge_coverage(share: float, rows: int, among: int = 1) -> tuple[Status, str]:
@@ -152,7 +163,8 @@ def pit_uniformity(gathered: Gathered) -> list[Check]:
             else "Look at the residuals against each input: a trend there is a discrepancy that the model cannot "
             "follow; a steady offset may be a unit or a bias of the instrument."
         )
-    return [Check("Shape of predictions", status, f"distance {figure(distance, 2)}", sentence, advice)]
+    value = f"distance {figure(distance, 2)}"
+    return [Check("Shape of predictions", status, value, sentence, advice, distance, PIT_THRESHOLD)]
 
 
 class Places(NamedTuple):
@@ -188,74 +200,6 @@ def pit_shape(pit: NDArray[np.float64]) -> str:
     return MIDDLE
 
 
-def emulator_error(gathered: Gathered) -> list[Check]:
-    """Is the emulator good enough for these observations? Its error, beside the noise, must be small."""
-    found = []
-    for name, error, noise in emulator_and_noise(gathered):
-        ratio = error / noise if noise > 0 else math.inf
-        status: Status = "good" if ratio <= SMALL_RATIO else "care" if ratio <= LARGE_RATIO else "bad"
-        found.append((ratio, status, name, error, noise))
-    if not found:
-        return []
-    ratio, status, name, error, noise = max(found)
-    several = len(found) > 1
-    about = f"For '{name}', the worst of {len(found)} outputs, the" if several else "The"
-    what = {
-        "good": "small beside the noise: a better emulator would hardly change θ.",
-        "care": "not small beside the noise: it widens what can be known of θ.",
-        "bad": "larger than the noise: it limits what can be known of θ.",
-    }[status]
-    unit = next(output.unit for output in gathered.posterior.problem.outputs if output.name == name)
-    transform = transform_of(gathered, name)
-    scale = f", on the scale of its transform ({transform})" if transform != "none" else ""
-    shown = [with_unit(figure(value), "" if scale else unit) for value in (error, noise)]
-    unseen = "unseen runs" if is_held_out(gathered, "runs") else "runs that are left out"
-    sentence = (
-        f"{about} emulator misses {unseen} by {shown[0]} (root mean square{scale}); an observation's noise is "
-        f"{shown[1]}. That is {what}"
-    )
-    advice = (
-        ""
-        if status == "good"
-        else "Give the emulator more features (model.eta.features.features) or steps, a transform of a skewed output, "
-        "hidden layers for sharp features, or more runs where the errors are largest."
-    )
-    return [Check("Emulator's error", status, f"{figure(ratio, 2)} × noise", sentence, advice)]
-
-
-def emulator_and_noise(gathered: Gathered) -> list[tuple[str, float, float]]:
-    """For every output its name, the emulator's root mean square error at unseen runs, and the noise of y beside it.
-
-    The noise is σ_y with the middle one of the observations' own. Both are on the scale of the output's transform,
-    where σ_y is the same everywhere. Counts and classes have no σ_y, and runs that are counts scatter themselves:
-    nothing is said of them.
-    """
-    runs, field, member = gathered.runs, gathered.observations, gathered.member
-    if runs is None or member.model.likelihood_z.kind not in ("gaussian", "student_t"):
-        return []
-    outputs = member.scaling.outputs
-    mean, z = (outputs(torch.from_numpy(part), check=False) for part in (runs.judged.mean, runs.judged.y))
-    errors = to_numpy((mean - z) * outputs.sd)
-    found = []
-    for k, (name, noise) in enumerate(member.noise.items()):
-        known = errors[np.isfinite(errors[:, k]), k]
-        if not len(known):
-            continue
-        if field is not None and field.noise is not None:
-            slope = outputs.transforms[k].log_slope(torch.from_numpy(field.judged.y[:, k])).exp().numpy()  # dT/dy
-            own = field.noise[:, k] * slope
-            own = own[np.isfinite(own)]
-            noise = math.hypot(noise, float(np.median(own)) if len(own) else 0.0)
-        found.append((name, math.sqrt(float(np.square(known).mean())), noise))
-    return found
-
-
-def transform_of(gathered: Gathered, output: str) -> str:
-    """The kind of an output's transform."""
-    outputs = gathered.member.scaling.outputs
-    return outputs.transforms[outputs.names.index(output)].kind
-
-
 def left_out(gathered: Gathered) -> list[Check]:
     """Can leaving out be computed without training again? k̂ of its importance weights says for which rows."""
     found: list[Check] = []
@@ -271,14 +215,16 @@ def left_out(gathered: Gathered) -> list[Check]:
         sentence = (
             f"Leaving out one of the {sample.rows:,} {table} at a time is reliable for all of them."
             if bad == 0
-            else f"For {plural(bad, table.removesuffix('s'))} of {sample.rows:,}{_numbered(sample)}, what is predicted "
-            "without it is uncertain: it carries so much of what is known that the posterior without it cannot be told "
-            "from this one (k̂, the tail of its importance weights, is above 0.7)."
+            else f"For {plural(bad, table.removesuffix('s'))} of {sample.rows:,}"
+            f"{numbered(sample, sample.judged.unreliable)}, what is predicted without it is uncertain: it carries so "
+            "much of what is known that the posterior without it cannot be told from this one (k̂, the tail of its "
+            "importance weights, is above 0.7)."
         )
         advice = (
             "" if bad == 0 else "Look at these rows for mistakes. More rows near them would make the result firmer."
         )
-        found.append(Check(f"Leaving out {table}", status, f"{bad} of {sample.rows:,}", sentence, advice))
+        name, value = f"Leaving out {table}", f"{bad} of {sample.rows:,}"
+        found.append(Check(name, status, value, sentence, advice, float(bad), LEFT_OUT_THRESHOLD))
     return found
 
 
@@ -359,11 +305,12 @@ def reliable(sample: Sample) -> NDArray[np.bool_] | None:
     return rows if rows.mean() >= 1 - MOST_UNRELIABLE else None
 
 
-def _numbered(sample: Sample) -> str:
-    """Which rows cannot be left out, counted from 0 as `vcal ingest` does."""
+def numbered(sample: Sample, rows: NDArray[np.bool_]) -> str:
+    """Which rows these are, counted from 0 as `vcal ingest` does."""
     if sample.numbers is None:
         return ""
-    return f" (rows {listed([f'{i:,}' for i in sample.numbers[sample.judged.unreliable]], most=8)}, counted from 0)"
+    numbers = [f"{i:,}" for i in sample.numbers[rows]]
+    return f" (row{'s' if len(numbers) > 1 else ''} {listed(numbers, most=8)}, counted from 0)"
 
 
 def _expected(rows: int) -> str:

@@ -5,58 +5,33 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+from scipy import stats
 
+from storage.priors import Uniform
 from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered
-from vcal_dist.report.parameters import learned, mode_count
+from vcal_dist.report.parameters import EDGE, HALF, LEAST_MASS, SAME, VALLEY, learned, mode_count
 from vcal_dist.report.words import figure, listed, percent, plural, signed
 
 AT_BOUND = (0.2, 0.6)  # probability within 2 % of the range at one of its ends that asks for care, and that is bad
 OUTSIDE = (0.05, 0.3)  # probability outside the bounds, where the emulator extrapolates
 CORRELATED, IN_PART = 0.9, 0.5
-EFFECTIVE = 40.0  # independent draws, below which an interval's ends are uncertain by a fifth of its half-width
-
-
-def how_theta_was_found(gathered: Gathered) -> list[Check]:
-    """Is q(θ) the posterior, or an approximation of it that nothing was compared with?"""
-    found = gathered.record.get("theta")
-    if found is None:
-        return []
-    name = "Posterior of θ"
-    if found["family"] == "meanfield":
-        return [
-            Check(
-                name,
-                "care",
-                "factorised",
-                "θ and the weights are taken to be independent (meanfield): intervals of θ are then often far too "
-                "narrow, and parameters look uncorrelated whatever they are.",
-                "Train with fit.weights=collapsed (or fullrank where the noise is not Gaussian), and compare.",
-            )
-        ]
-    if found["unrefined"]:
-        still = "" if found["converged"] else " The closing passes ended before θ stood still."
-        longer = "" if found["converged"] else " Train longer (fit.theta.steps), or from more starts (fit.starts)."
-        return [
-            Check(
-                name,
-                "care",
-                "not compared",
-                "One Gaussian around each mode, which may be too narrow where the simulator is curved in θ; it was not "
-                f"compared with the exact posterior: {found['unrefined']}.{still}",
-                "Read the intervals as approximate. A calibration with a part of the observations, few enough to be "
-                f"compared (docs/model.md), shows whether they hold.{longer}",
-            )
-        ]
-    effective = float(found["effective"])
-    sentence = (
-        f"A mixture of Gaussians that follows the posterior of θ with all weights integrated out, at "
-        f"{plural(int(found['evaluations']), 'point')}; they are worth {figure(effective, 2)} independent draws of it."
-    )
-    enough = effective >= EFFECTIVE
-    advice = "" if enough else "Raise fit.evaluations, and see whether θ changes."
-    return [Check(name, "good" if enough else "care", f"{figure(effective, 2)} draws", sentence, advice)]
+CONFLICT = (2.0, 3.0)  # θ̃ of a single parameter's mean: 5 % and 0.3 % of the prior lie further out
+LEARNED_THRESHOLD = (
+    f"learned: the 90 % interval rules out {percent(HALF)} of the prior's; not learned: a total variation below "
+    f"{SAME:g} from the prior. Figures by name are contractions, 1 − Var(posterior)/Var(prior) (Schad, Betancourt and "
+    "Vasishth 2021): near 1 the data decide, near 0 the prior"
+)
+BOUND_THRESHOLD = (
+    f"a probability of {AT_BOUND[0]:g} (care) and {AT_BOUND[1]:g} (bad) within {percent(EDGE)} of an end of the range, "
+    f"and three times the prior's; of {OUTSIDE[0]:g} and {OUTSIDE[1]:g} outside, where the emulator extrapolates"
+)
+MODES_THRESHOLD = (
+    f"one region: modes are apart where the density between them falls below {percent(VALLEY)} of the lower one's and "
+    f"each holds {percent(LEAST_MASS)}"
+)
+CORRELATION_THRESHOLD = f"|r| = {CORRELATED:g}: above, an interval given the other parameter is less than half as wide"
 
 
 def contraction(gathered: Gathered) -> list[Check]:
@@ -88,7 +63,42 @@ def contraction(gathered: Gathered) -> list[Check]:
     if wider:
         advice = f"{advice} Data seldom tell less than nothing: train longer, or from other starts.".strip()
     name, value = "What was learned", f"{len(groups['learned'])} of {plural(len(found), 'parameter')}"
-    return [Check(name, "care" if nothing or wider else "good", value, " ".join(parts), advice)]
+    status: Status = "care" if nothing or wider else "good"
+    number, numbers = float(len(groups["learned"])), {row.name: row.contraction for row in found}
+    return [Check(name, status, value, " ".join(parts), advice, number, LEARNED_THRESHOLD, numbers)]
+
+
+def prior_conflict(gathered: Gathered) -> list[Check]:
+    """Do the data pull a parameter into a tail of its prior? θ̃ is N(0, 1) under it, whatever the prior is.
+
+    A uniform prior has no tails: what presses against its ends is seen by `at_bound`.
+    """
+    inputs, theta = gathered.posterior.problem.calibration_inputs, gathered.posterior.theta
+    means = (theta.log_weights.exp() @ theta.means).tolist()
+    numbers = {v.name: m for v, m in zip(inputs, means, strict=True) if not isinstance(v.prior, Uniform)}
+    if not numbers:
+        return []
+    # Of several parameters, the furthest one has wider limits (Bonferroni).
+    limits = [float(stats.norm.isf(stats.norm.sf(limit) / len(numbers))) for limit in CONFLICT]
+    far = {name: mean for name, mean in numbers.items() if abs(mean) > limits[0]}
+    most = max(numbers.values(), key=abs)
+    status: Status = "good" if not far else "care" if abs(most) <= limits[1] else "bad"
+    sentence = "Every parameter's mean is where its prior made it probable."
+    advice = ""
+    if far:
+        tails = [f"{name} ({signed(mean, 1)} of its standard deviations)" for name, mean in far.items()]
+        sentence = f"The data pull a parameter's mean into the tail of its prior: {listed(tails, most=6)}."
+        advice = (
+            "Prior and data disagree. Check the prior, its units, and the observations; if the prior is a guess, widen "
+            "it. If it is knowledge, the parameter may be making up for a discrepancy that the model cannot follow."
+        )
+    worst = "" if len(numbers) == 1 else f" of the furthest of {len(numbers)}"
+    threshold = (
+        f"{figure(limits[0], 2)} (care) and {figure(limits[1], 2)} (bad) prior standard deviations of θ̃: chance has "
+        f"5 % and 0.3 %{worst} beyond; for prior–data conflict, Evans and Moshonov (2006)"
+    )
+    value = f"at most {figure(abs(most), 2)} sd"
+    return [Check("Prior and data", status, value, sentence, advice, abs(most), threshold, numbers)]
 
 
 def at_bound(gathered: Gathered) -> list[Check]:
@@ -107,12 +117,13 @@ def at_bound(gathered: Gathered) -> list[Check]:
             told.append(f"{row.name} lies with probability {percent(outside)} outside the range of the runs")
         worst, value = max(worst, status, key=RANK.__getitem__), max(value, near if pressed else 0.0, outside)
     if not told:
-        return [Check("Bounds", "good", "inside", "No parameter presses against an end of its range.")]
+        inside = "No parameter presses against an end of its range."
+        return [Check("Bounds", "good", "inside", inside, "", 0.0, BOUND_THRESHOLD)]
     advice = (
         "The true value may lie beyond. Check the bounds and the prior; if they can be wider, run the simulator there "
         "too. If not, the model may be using this parameter to make up for a discrepancy."
     )
-    return [Check("Bounds", worst, percent(value), f"{listed(told, most=6)}.", advice)]
+    return [Check("Bounds", worst, percent(value), f"{listed(told, most=6)}.", advice, value, BOUND_THRESHOLD)]
 
 
 def several_modes(gathered: Gathered) -> list[Check]:
@@ -120,7 +131,8 @@ def several_modes(gathered: Gathered) -> list[Check]:
     counts = {row.name: mode_count(gathered.posterior, j) for j, row in enumerate(learned(gathered.posterior))}
     several = {name: count for name, count in counts.items() if count > 1}
     if not several:
-        return [Check("Modes", "good", "one", "Every parameter has one most probable region.")]
+        one = "Every parameter has one most probable region."
+        return [Check("Modes", "good", "one", one, "", 1.0, MODES_THRESHOLD)]
     told = listed([f"{name} has {count}" for name, count in several.items()], most=6)
     return [
         Check(
@@ -130,6 +142,9 @@ def several_modes(gathered: Gathered) -> list[Check]:
             f"There are several separate explanations of the data: {told} probable regions.",
             "Mean ± sd describes none of them: look at the densities. Observations where the explanations predict "
             "different things would decide.",
+            float(max(several.values())),
+            MODES_THRESHOLD,
+            {name: float(count) for name, count in counts.items()},
         )
     ]
 
@@ -149,7 +164,7 @@ def correlations(gathered: Gathered) -> list[Check]:
         sentence = "No two parameters are tied to each other."
         if abs(r) > IN_PART:
             sentence = f"{one} and {other} make up for each other in part ({signed(r)}), others less."
-        return [Check("Correlations of θ", "good", value, sentence)]
+        return [Check("Correlations of θ", "good", value, sentence, "", abs(r), CORRELATION_THRESHOLD)]
     told = listed([f"{one} and {other} ({signed(r)})" for r, one, other in strong], most=4)
     return [
         Check(
@@ -158,5 +173,7 @@ def correlations(gathered: Gathered) -> list[Check]:
             value,
             f"Known together better than each alone: {told}.",
             "Quote them together, or use the draws in posterior.nc: separate intervals lose what is known.",
+            abs(largest[0]),
+            CORRELATION_THRESHOLD,
         )
     ]

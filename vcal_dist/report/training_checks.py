@@ -10,12 +10,17 @@ import numpy as np
 from vcal_dist.metrics import real
 from vcal_dist.mixed import Averaged
 from vcal_dist.report.check import Check
+from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered
 from vcal_dist.report.words import figure, listed, percent, plural
 
 UNSETTLED = 0.05  # nats a row that the loss moves by over the last fifth of a stage, beyond its noise
 LEAST_RECORDS = 20  # of a stage that can be judged
 HEAVIEST = 0.9  # weight of an average's member that stands for it
+SETTLED_THRESHOLD = (
+    f"{UNSETTLED:g} nats a row over the last fifth of a stage, beyond three standard errors of its noise; at least "
+    f"{LEAST_RECORDS} records of it"
+)
 
 
 def settled(gathered: Gathered) -> list[Check]:
@@ -48,7 +53,9 @@ def settled(gathered: Gathered) -> list[Check]:
     if not moved and not judged:
         advice.append("Look at metrics.csv and at the predictions: nothing else says whether training was long enough.")
     value = f"{figure(max(map(abs, moved.values())), 2)} nats a row" if moved else "settled" if judged else "unknown"
-    return [Check("Training", "good" if judged and not moved else "care", value, " ".join(parts), " ".join(advice))]
+    status: Status = "good" if judged and not moved else "care"
+    most = max((abs(by) for by in changes.values() if by is not None), default=None)
+    return [Check("Training", status, value, " ".join(parts), " ".join(advice), most, SETTLED_THRESHOLD)]
 
 
 def losses_of(metrics: Sequence[Mapping[str, str]]) -> dict[str, list[float]]:
@@ -88,10 +95,12 @@ def state_of_the_run(gathered: Gathered) -> list[Check]:
         one = weight >= HEAVIEST
         sentence += "" if one else " Rows were judged by that one alone, θ is that of all."
         advice = "" if one else "Report the other members too (vcal report of their runs), and see whether they agree."
-        found.append(Check("Average", "good" if one else "care", plural(count, "member"), sentence, advice))
+        status: Status = "good" if one else "care"
+        threshold = f"a weight of {HEAVIEST:g}: the heaviest member, by which rows are judged, then stands for all"
+        found.append(Check("Average", status, plural(count, "member"), sentence, advice, weight, threshold))
     if gathered.newer:
         more = listed([f"{count:,} {name}" for name, count in gathered.newer.items()])
-        found.append(
-            Check("New rows", "care", more, f"The store has {more} more than this run has seen.", "Train anew.")
-        )
+        sentence = f"The store has {more} more than this run has seen."
+        number, threshold = float(sum(gathered.newer.values())), "0 rows: the result is of the rows that it has seen"
+        found.append(Check("New rows", "care", more, sentence, "Train anew.", number, threshold))
     return found

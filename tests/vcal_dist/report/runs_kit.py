@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,21 @@ from tests.vcal_dist.training_kit import config, merge
 from vcal_dist.training import train
 
 Array = NDArray[np.float64]
+Simulator = Callable[[Array, Array, int], Array]  # of x (B, d1) and t (B, d2), with so many outputs
 TAG = "<img src=x onerror=alert(1)>"
 BREAK = "</script><script>alert(2)</script>"  # a name has no slashes; units, descriptions and paths may
 UNIT = BREAK + r" \upmu m"  # which Vega-Lite would read as code; a name has no backslashes either
 STRANGE = f"{TAG} $(x)|&amp; datum['a'].b[0]: \"`"
 
 
-def problem(controls: int = 1, parameters: int = 2, outputs: int = 1, *, strange: bool = False) -> Problem:
+def problem(
+    controls: int = 1,
+    parameters: int = 2,
+    outputs: int = 1,
+    *,
+    strange: bool = False,
+    prior: dict[str, Any] | None = None,
+) -> Problem:
     def named(letter: str, count: int) -> list[dict[str, Any]]:
         name, unit, text = (f" {STRANGE}", UNIT, f"{BREAK}{TAG} {UNIT}") if strange else ("", "m", "")
         return [{"name": f"{letter}{j}{name}", "unit": unit, "description": text} for j in range(count)]
@@ -30,7 +39,9 @@ def problem(controls: int = 1, parameters: int = 2, outputs: int = 1, *, strange
             "name": STRANGE if strange else "small",
             "description": BREAK if strange else "",
             "control_inputs": [{**v, "bounds": [0, 1]} for v in named("x", controls)],
-            "calibration_inputs": [{**v, "bounds": [0, 1]} for v in named("t", parameters)],
+            "calibration_inputs": [
+                {**v, "bounds": [0, 1], **({} if prior is None else {"prior": prior})} for v in named("t", parameters)
+            ],
             "outputs": [{**v, "missing": True} for v in named("y", outputs)],
         }
     )
@@ -52,15 +63,24 @@ def trained(
     runs: int = 450,
     observations: int = 60,
     strange: bool = False,
+    simulator: Simulator = simulate,
+    truth: float = 0.4,
+    prior: dict[str, Any] | None = None,
+    outliers: int = 0,
     **sections: Any,
 ) -> Path:
-    """The directory of a finished run; the store lies beside it."""
+    """The directory of a finished run; the store lies beside it.
+
+    Nature is the simulator with every parameter at `truth`, and 0.05 more; noise is 0.03, and outliers are 1 away.
+    """
     rng = np.random.default_rng(3)
-    store = create(folder / "data.zarr", problem(controls, parameters, outputs, strange=strange))
+    store = create(folder / "data.zarr", problem(controls, parameters, outputs, strange=strange, prior=prior))
     x, t = rng.random((runs, controls)), rng.random((runs, parameters))
-    store.append_runs(x, t, simulate(x, t, outputs))
+    store.append_runs(x, t, simulator(x, t, outputs))
     x = rng.random((observations, controls))
-    y = simulate(x, np.full((observations, parameters), 0.4), outputs) + 0.05 + 0.03 * rng.standard_normal((len(x), 1))
+    y = simulator(x, np.full((observations, parameters), truth), outputs)
+    y = y + 0.05 + 0.03 * rng.standard_normal((len(x), 1))
+    y[3 : 3 + 5 * outliers : 5] += 1.0
     if outputs > 1:
         y[::7, 0] = np.nan
     store.append_observations(x, y)

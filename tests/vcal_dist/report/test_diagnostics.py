@@ -21,19 +21,24 @@ from vcal_dist.posterior import Posterior
 from vcal_dist.report import Gathered, gather
 from vcal_dist.report.content import Status
 from vcal_dist.report.diagnostics import CHECKS, diagnose
+from vcal_dist.report.emulator_checks import (
+    emulator_and_noise,
+    emulator_error,
+    emulator_error_in_theta,
+    residual_of,
+)
 from vcal_dist.report.gathering import Sample
 from vcal_dist.report.row_checks import (
     DISTANCE,
     coverage_of_observations,
-    emulator_and_noise,
-    emulator_error,
     judge_coverage,
     left_out,
     pit_shape,
     pit_uniformity,
 )
-from vcal_dist.report.theta_checks import correlations, how_theta_was_found
+from vcal_dist.report.theta_checks import correlations
 from vcal_dist.report.training_checks import LEAST_RECORDS, change, losses_of, settled, state_of_the_run
+from vcal_dist.report.way_checks import how_theta_was_found
 from vcal_dist.report.words import percent
 from vcal_dist.transforms import TransformSettings
 
@@ -184,6 +189,35 @@ def test_the_emulators_error_is_on_the_scale_of_the_noise(small: Gathered) -> No
     own = Sample(judged, 50, 50, 50, noise=0.3 * y)  # standard deviations of 30 % of y are 0.3 after a logarithm
     ((_, _, noise),) = emulator_and_noise(replace(with_log, observations=own))
     assert noise == pytest.approx(math.hypot(0.1, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "shift"),
+    [
+        (10_000, 0.01, 0.2887),  # 0.01·√(10,000/12)/1
+        (10_000, 0.02, 0.5774),
+        (1_000_000, 0.01, 2.887),
+        (6, 0.4, 0.4),  # fewer than directions: no more than beside one of them
+        (6, 0.6, 0.6),
+    ],
+)
+def test_an_error_that_noise_hides_in_one_observation_shows_in_many(
+    small: Gathered, rows: int, error: float, shift: float
+) -> None:
+    assert small.runs is not None
+    ((name, own, sigma),) = emulator_and_noise(small)
+    judged = small.runs.judged
+    whole = math.hypot(sigma, residual_of(small, name))
+    worse = judged._replace(mean=judged.y + (judged.mean - judged.y) * error * whole / own)
+    of_so_many = observed(small, (np.arange(200) + 0.5) / 200)
+    assert of_so_many.observations is not None
+    sample = replace(of_so_many.observations, table=rows + 200, among=200)  # those were kept out
+    case = replace(of_so_many, runs=replace(small.runs, judged=worse), observations=sample)
+    (check,) = emulator_error_in_theta(case)
+    assert check.number == pytest.approx(shift, rel=1e-3)
+    assert check.status == ("good" if shift <= 0.5 else "care" if shift <= 2 else "bad")
+    assert ("model.eta.features.features from 12 to 24" in check.advice) == (check.status != "good")
+    assert f"{rows:,} observations" in check.sentence
 
 
 def test_counts_scatter_themselves_and_are_no_error_of_the_emulator(small: Gathered) -> None:
@@ -344,4 +378,5 @@ def test_the_verdict_is_that_of_the_worst_check(small: Gathered) -> None:
     assert verdict.reasons[0].status == "bad"
     assert {check.status for check in verdict.reasons} <= {"care", "bad"}
     assert all(check.advice for check in verdict.reasons)  # what is not good comes with what to do
+    assert all(check.threshold for check in verdict.checks)
     assert len(verdict.checks) == sum(len(look(observed(small, np.full(100, 0.999)))) for look in CHECKS)

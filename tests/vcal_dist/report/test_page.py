@@ -18,6 +18,7 @@ from vcal_dist.plots.style import rows, styled, titled
 from vcal_dist.posterior import Posterior
 from vcal_dist.report import gather, html
 from vcal_dist.report.content import Figure, Fold, Section
+from vcal_dist.report.diagnostics import diagnose
 from vcal_dist.report.figures import file_name, write_figures
 from vcal_dist.report.page import finite, titles
 
@@ -58,6 +59,14 @@ class Read(HTMLParser):
 def strange(tmp_path_factory: pytest.TempPathFactory) -> Read:
     run = trained(tmp_path_factory.mktemp("strange"), parameters=1, observations=10, runs=60, strange=True)
     return Read(html(gather(run, Posterior.load(run))))
+
+
+def test_every_check_is_on_the_page(small_run: Path) -> None:
+    gathered = gather(small_run, Posterior.load(small_run))
+    text = Read(html(gathered)).text
+    names = [check.name for check in diagnose(gathered).checks]
+    assert {"Emulator's error in θ", "Starts", "θ and discrepancy"} <= set(names)
+    assert [name for name in names if name not in text] == []
 
 
 def test_names_units_and_descriptions_are_text(strange: Read) -> None:

@@ -15,7 +15,7 @@ from vcal_dist.answers import Answers, Asked, Block, Predicted
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.report.gathering import Gathered
 from vcal_dist.report.parameters import learned, mode_count, total_variation
-from vcal_dist.report.theta_checks import at_bound, contraction, correlations, several_modes
+from vcal_dist.report.theta_checks import at_bound, contraction, correlations, prior_conflict, several_modes
 from vcal_dist.theta import ThetaPosterior
 
 Components = list[tuple[float, float]]  # mean and sd of θ̃
@@ -149,3 +149,33 @@ def test_strong_correlations_are_told_by_name() -> None:
         (check,) = correlations(gathered(posterior(narrow, narrow, correlation=r)))
         assert (check.status, words in check.sentence) == ("good", True)
     assert correlations(gathered(posterior(narrow))) == []
+
+
+@pytest.mark.parametrize(
+    ("means", "status"),
+    [
+        ([0.5], "good"),
+        ([1.9], "good"),
+        ([-2.2], "care"),
+        ([3.2], "bad"),
+        ([2.2, 0.0], "good"),  # the further of two lies beyond 2 more often
+        ([2.4, 0.0], "care"),
+        ([3.5, 0.0], "bad"),
+    ],
+)
+def test_a_mean_in_the_tail_of_its_prior_is_told(means: list[float], status: str) -> None:
+    normal = {"family": "normal", "mean": 5.0, "sd": 1.0}
+    (check,) = prior_conflict(gathered(posterior(*([(mean, 0.1)] for mean in means), prior=normal)))
+    assert (check.status, check.number) == (status, pytest.approx(max(map(abs, means))))
+    assert ("t0 (" in check.sentence) == bool(check.advice) == (status != "good")
+    assert list(check.numbers) == [f"t{j}" for j in range(len(means))]
+
+
+def test_a_uniform_prior_has_no_tail() -> None:
+    assert prior_conflict(gathered(posterior([(3.5, 0.1)]))) == []
+
+
+def test_contraction_is_that_of_the_variances_in_the_users_units() -> None:
+    normal = {"family": "normal", "mean": 5.0, "sd": 2.0}
+    (check,) = contraction(gathered(posterior([(0.7, 0.1)], [(0.0, 1.0)], prior=normal)))
+    assert check.numbers == {"t0": pytest.approx(1 - 0.1**2), "t1": pytest.approx(0.0, abs=1e-9)}
