@@ -12,7 +12,7 @@ import pytest
 
 from tests.ray_kit import RayHead
 
-PAGES = ("data", "training", "sweeps", "clusters", "model")
+PAGES = ("data", "training", "sweeps", "clusters", "model", "trust")
 
 
 @pytest.mark.slow

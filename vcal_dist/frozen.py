@@ -6,7 +6,9 @@ after all runs. With the features of that part, κφ_η R, frozen where the mode
 
     b(θ̃) = Σ p ψ·(y − κφ_η(x, θ)·m),    ψ = [κφ_η(x, θ̂)R, φ_δ(x)],
 
-so that it costs its features and no matrix. Nature's hyperparameters stay as the model has them.
+so that it costs its features and no matrix. Of nature's hyperparameters, δ's amplitude and σ_y only scale these sums
+(σ_y where observations have no noise of their own): every point may have others, at no cost in rows. Length scales stay
+as the model has them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from vcal_dist.collective import rank, sum_over_ranks
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame
 from vcal_dist.likelihoods import Gaussian
+from vcal_dist.nature import Nature
 
 NUMBERS = 4_000_000  # features at once: 32 MB
 
@@ -37,7 +40,7 @@ class Shared(NamedTuple):
 
 
 class Frozen:
-    """The sums over rows for points θ̃ (P, d2), with the emulator's uncertainty as it is at `centre` (d2,)."""
+    """The sums over rows for points (P, d2 + ζ's), with the emulator's uncertainty as it is at `centre` (d2,)."""
 
     def __init__(
         self,
@@ -45,11 +48,13 @@ class Frozen:
         frame: Frame,
         centre: Tensor,
         points: Tensor,
+        nature: Nature | None = None,
         shared: Shared | None = None,
     ) -> None:
         assert not model.random
         assert model.kind != "general"
         self.model, self.frame, self.centre, self.points = model, frame, centre, points
+        self.nature = nature  # what of ζ points move: amplitude and noise, if anything
         self.shared = shared  # what an earlier pass has found, with the same centre
         self.sums: list[Tensor] | None = None
 
@@ -64,7 +69,7 @@ class Frozen:
         psi = model.design(phi, None if model.delta is None else model.delta(x, None)).double()  # (B, D)
         known = precision > 0
         weighted, square = [], []
-        for some in self.points.split(max(1, NUMBERS // (max(len(x), 1) * model.eta.width))):
+        for some in self.points[:, : model.prior.dim].split(max(1, NUMBERS // (max(len(x), 1) * model.eta.width))):
             unit = model.rows_of_theta(some, len(x))
             mean = model.kappa * (model.phi_eta(x, unit, None).double() @ self.frame.mean.mT)  # (S, B, K)
             residual = torch.where(known, (y - mean).mT, 0.0)  # (S, K, B)
@@ -79,8 +84,11 @@ class Frozen:
         self.sums = parts
 
     @torch.no_grad()
-    def log_density(self) -> Tensor:
-        """log p(y | θ̃, runs) + log p(θ̃), (P,), up to the Jacobian of the scaling."""
+    def log_density(self, points: Tensor | None = None) -> Tensor:
+        """log p(y | θ̃, ζ, runs) + log p(θ̃, ζ), (P,), up to the Jacobian of the scaling.
+
+        Where the pass was for one point, other `points` may have its θ̃ and any ζ.
+        """
         if self.sums is None:
             raise ModelError("there are no observations; θ needs at least 1")
         summed = sum_over_ranks(self.sums, symmetric=int(self.shared is None))
@@ -89,8 +97,39 @@ class Frozen:
         (G, log_precision, rows), (b, square) = self.shared, summed[-2:]
         total = Gram(G, b, square, log_precision, rows)
         total = in_frame(total, self.frame.widen(self.model.width - self.model.eta.width).root)
-        evidence = log_evidence(total._replace(G=total.G.expand(*b.shape, -1))).sum(-1)
-        return evidence - 0.5 * self.points.square().sum(-1) - 0.5 * self.points.shape[-1] * math.log(2 * math.pi)
+        points = self.points if points is None else points
+        columns, precision = self._scales(points)  # (P, D), (P, K)
+        scaled = Gram(
+            total.G * precision[..., None, None] * columns[:, None, :, None] * columns[:, None, None, :],
+            total.b * precision.unsqueeze(-1) * columns.unsqueeze(1),
+            square * precision,
+            log_precision + rows * precision.log(),
+            rows,
+        )
+        evidence = log_evidence(scaled).sum(-1)
+        return evidence - 0.5 * points.square().sum(-1) - 0.5 * points.shape[-1] * math.log(2 * math.pi)
+
+    def _scales(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """How much larger, at every point, features (P, D) and precisions (P, K) are than where sums were taken."""
+        model, count = self.model, len(points)
+        columns, precision = points.new_ones(count, model.width), points.new_ones(count, model.outputs)
+        if self.nature is None or self.nature.dim == 0:
+            return columns, precision
+        assert isinstance(model.likelihood_y, Gaussian)
+        residual = model.residual_variance()
+        extra = 0.0 if residual is None else residual
+        before = model.likelihood_y.noise_variance() + extra
+        features = 0 if model.delta is None else model.delta.settings.features.features  # the rest do not scale
+        start = model.eta.width
+        amplitude = None if model.delta is None else model.delta.last.log_amplitude.double().clone()
+        with self.nature.kept():
+            for i, zeta in enumerate(points[:, model.prior.dim :]):
+                self.nature.put(zeta)
+                precision[i] = before / (model.likelihood_y.noise_variance() + extra)
+                if model.delta is not None and amplitude is not None:
+                    ratio = (model.delta.last.log_amplitude.double() - amplitude).exp()
+                    columns[i, start : start + features] = ratio
+        return columns, precision
 
     def state(self) -> dict[str, Any]:
         """The sums so far, over all processes; every one of them must ask."""

@@ -21,6 +21,8 @@ from vcal_dist.likelihoods import Gaussian, StudentT
 if TYPE_CHECKING:
     from vcal_dist.calibration import CalibrationModel
 
+AMPLITUDE, LENGTHSCALES, NOISE = "amplitude of the discrepancy", "length scales of the discrepancy", "noise"
+KINDS = (AMPLITUDE, LENGTHSCALES, NOISE)
 MOST = 12  # dimensions of ζ that are integrated over; noises, then length scales, stay points above
 
 
@@ -44,15 +46,15 @@ def parts(model: CalibrationModel) -> list[Part]:
     if model.delta is not None and not model.delta.hidden and model.delta.settings.learn:
         settings, last = model.delta.settings, model.delta.last
         amplitude = torch.tensor(settings.amplitude, dtype=torch.float64).log()
-        found.append(Part("amplitude of the discrepancy", last.log_amplitude, amplitude, settings.spread))
+        found.append(Part(AMPLITUDE, last.log_amplitude, amplitude, settings.spread))
         given = settings.lengthscale or typical_lengthscale(model.delta.inputs)
         lengthscale = torch.as_tensor(given, dtype=torch.float64).log().expand_as(last.log_lengthscale)
-        found.append(Part("length scales of the discrepancy", last.log_lengthscale, lengthscale, settings.spread))
+        found.append(Part(LENGTHSCALES, last.log_lengthscale, lengthscale, settings.spread))
     likelihood, noise = model.likelihood_y, model.settings.likelihood_y
     if isinstance(likelihood, Gaussian | StudentT) and isinstance(likelihood.raw_noise, nn.Parameter):
         excess = torch.tensor(noise.noise**2 - noise.floor**2, dtype=torch.float64)
         raw = (0.5 * excess.log()).expand_as(likelihood.raw_noise)
-        found.append(Part("noise", likelihood.raw_noise, raw, noise.spread))
+        found.append(Part(NOISE, likelihood.raw_noise, raw, noise.spread))
     return found
 
 
@@ -67,14 +69,18 @@ def log_prior(model: CalibrationModel) -> Tensor:
 class Nature:
     """ζ of a model as one vector, for whoever integrates over it."""
 
-    def __init__(self, model: CalibrationModel) -> None:
+    def __init__(self, model: CalibrationModel, kinds: tuple[str, ...] = KINDS) -> None:
         chosen: list[Part] = []
-        if model.kind == "additive" or model.kind == "none":
-            for part in parts(model):
-                if sum(each.parameter.numel() for each in chosen) + part.parameter.numel() <= MOST:
-                    chosen.append(part)
+        for part in parts(model) if model.kind != "general" else []:
+            if part.name in kinds and sum(each.parameter.numel() for each in [*chosen, part]) <= MOST:
+                chosen.append(part)
         self.parts = chosen
         self.sizes = [part.parameter.numel() for part in chosen]
+
+    @property
+    def kinds(self) -> list[str]:
+        """What it is made of."""
+        return [part.name for part in self.parts]
 
     @property
     def dim(self) -> int:
@@ -92,9 +98,7 @@ class Nature:
 
     def of_discrepancy(self) -> list[bool]:
         """For each coordinate, whether it is δ's."""
-        return [
-            "discrepancy" in part.name for part, size in zip(self.parts, self.sizes, strict=True) for _ in range(size)
-        ]
+        return [part.name != NOISE for part, size in zip(self.parts, self.sizes, strict=True) for _ in range(size)]
 
     def priors(self) -> list[tuple[float, float]]:
         """For each coordinate the median of its prior, as a logarithm, and the spread around it."""

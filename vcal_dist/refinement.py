@@ -6,7 +6,8 @@ sees the posterior as it is. Its points are
 
 - of θ̃ and nature's hyperparameters ζ together, each with a Gram matrix of its own, where the rows are few: θ̃ is then
   as uncertain as not knowing ζ makes it;
-- of θ̃ alone where rows are many and ζ is well known, all points of a round in one pass (`vcal_dist.frozen`).
+- of θ̃, δ's amplitude and σ_y where rows are many, all points of a round in one pass (`vcal_dist.frozen`); δ's length
+  scales are then taken as known.
 
 Then w is Gaussian given θ̃, around each component of the mixture; where f curves within one, narrower ones take its
 place, without which f at the observations would be too uncertain.
@@ -22,10 +23,10 @@ from torch import Tensor
 
 from vcal_dist.batches import Observations, take
 from vcal_dist.collective import rank, vote, world_size
-from vcal_dist.frozen import Frozen
+from vcal_dist.frozen import Frozen, Shared
 from vcal_dist.fullrank import FullRank
 from vcal_dist.mixture import FEWEST_PIECES, Adaptation, Adapted, Mixture, adapt, divided, marginal
-from vcal_dist.nature import Nature
+from vcal_dist.nature import AMPLITUDE, NOISE, Nature
 from vcal_dist.passes import (
     HIDDEN_SAMPLES,
     Pin,
@@ -135,7 +136,7 @@ def _refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None
         mean, covariance = nature_moments(model, frame, lambda: blocks(rows), _centre(work), nature)
         start = _beside(start, mean, covariance)
     found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
-    found.integrated = [] if nature is None else nature.names
+    found.integrated = [] if nature is None else nature.kinds
     if _carries(work, found.adapted):
         _settle(work, found.adapted, nature)
 
@@ -158,16 +159,38 @@ class Refining(Reading):
     feed = Feed(None, PASS_ROWS, None)
 
     def __init__(self, work: Work, evaluations: int) -> None:
-        self.work = work
-        self.adaptation = Adaptation(_started_mixture(work), evaluations=evaluations, seed=work.seed)
-        self.frozen: Frozen | None = self._round()
+        self.work, self.evaluations = work, evaluations
+        self.nature = _scaling_nature(work)
+        self.adaptation: Adaptation | None = None
         self.pins: list[Pin] = []
+        if self.nature.dim:  # a first pass tells ζ where the mode is
+            self.frozen: Frozen | None = self._pass(torch.cat([_centre(work), self.nature.read().detach()])[None])
+        else:
+            self._begin(_started_mixture(work))
 
-    def _round(self, before: Frozen | None = None) -> Frozen:
+    def _begin(self, start: Mixture) -> None:
+        self.adaptation = Adaptation(start, evaluations=self.evaluations, seed=self.work.seed)
+        self.frozen = self._pass(self.adaptation.propose())
+
+    def _pass(self, points: Tensor, shared: Shared | None = None) -> Frozen:
         frame = self.work.found.frame
         assert frame is not None
-        points, shared = self.adaptation.propose(), None if before is None else before.shared
-        return Frozen(self.work.model, frame, _centre(self.work), points, shared)
+        return Frozen(self.work.model, frame, _centre(self.work), points, self.nature, shared)
+
+    def _with_nature(self, first: Frozen) -> Mixture:
+        """q(θ̃) of the closing, and beside it ζ given θ̃ at the mode, by importance sampling that needs no rows."""
+        here = first.points[0, self.work.model.prior.dim :]
+        spread = torch.eye(len(here), dtype=here.dtype, device=here.device)
+
+        def density(zeta: Tensor) -> Tensor:
+            return first.log_density(torch.cat([first.centre.expand(len(zeta), -1), zeta], 1))
+
+        found = adapt(density, Mixture(here[None], 0.25 * spread[None], here.new_zeros(1)), evaluations=240, seed=0)
+        weights = found.log_weights.exp()
+        mean = weights @ found.points
+        away = found.points - mean
+        covariance = away.mT @ (weights[:, None] * away) + 1e-8 * spread
+        return _beside(_started_mixture(self.work), mean, covariance)
 
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
         assert batch.observations is not None
@@ -184,47 +207,70 @@ class Refining(Reading):
                 return False
             assert found.adapted is not None
             found.components = [pinned.q for pinned in self.pins]
-            found.log_weights = found.adapted.mixture.log_weights
+            found.log_weights = self._mixture(found.adapted).log_weights
             return True
+        if self.adaptation is None:
+            first = self.frozen
+            first.log_density()  # which finds what all passes share
+            self._begin(self._with_nature(first))
+            self.frozen.shared = first.shared
+            return False
         self.adaptation.take(self.frozen.points, self.frozen.log_density())
         if not self.adaptation.done:
-            self.frozen = self._round(self.frozen)
+            self.frozen = self._pass(self.adaptation.propose(), self.frozen.shared)
             return False
-        self.frozen, found.adapted, found.integrated = None, self.adaptation.result(), []
+        self.frozen, found.adapted, found.integrated = None, self.adaptation.result(), self.nature.kinds
         if not _carries(self.work, found.adapted):
             return True
         if self.work.complete:
-            _settle(self.work, found.adapted, None)
+            _settle(self.work, found.adapted, self.nature)
             return True
+        self.nature.put(found.adapted.log_weights.exp() @ found.adapted.points[:, self.work.model.prior.dim :])
         self.pins = self._pins(found.adapted)
         return False
 
     def _pins(self, adapted: Adapted) -> list[Pin]:
-        mixture, model, key = adapted.mixture, self.work.model, (self.work.seed, 5)
+        mixture, model, key = self._mixture(adapted), self.work.model, (self.work.seed, 5)
         return [
             Pin(model, started(self.work, mean), mean, covariance, key)
             for mean, covariance in zip(mixture.means, mixture.covariances, strict=True)
         ]
 
+    def _mixture(self, adapted: Adapted) -> Mixture:
+        return marginal(adapted, self.work.model.prior.dim) if self.nature.dim else adapted.mixture
+
     def state(self) -> dict[str, Any]:
         return {
-            "adaptation": self.adaptation.state(),
+            "start": None if self.adaptation is None else self.adaptation.start,
+            "adaptation": None if self.adaptation is None else self.adaptation.state(),
             "frozen": None if self.frozen is None else self.frozen.state(),
             "pins": [pinned.state() for pinned in self.pins],
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.adaptation.load(state["adaptation"])
+        if state["adaptation"] is not None:
+            self._begin(Mixture(*state["start"]))
+            assert self.adaptation is not None
+            self.adaptation.load(state["adaptation"])
         if state["frozen"] is not None:
-            self.frozen = self._round()
+            assert self.frozen is not None
             self.frozen.load(state["frozen"])
             return
+        assert self.adaptation is not None
         self.frozen, self.pins = None, self._pins(self.adaptation.result())
         for pinned, saved in zip(self.pins, state["pins"], strict=True):
             pinned.load(saved)
 
 
 # --- what both share --------------------------------------------------------------------------------------------------
+
+
+def _scaling_nature(work: Work) -> Nature:
+    """What of ζ only scales sums over rows."""
+    own = work.observations is not None and work.observations.noise is not None
+    nature = Nature(work.model, (AMPLITUDE,) if own else (AMPLITUDE, NOISE))
+    enough = needed(work.model.prior.dim + nature.dim) <= frozen_points(work)
+    return nature if enough else Nature(work.model, ())
 
 
 def _centre(work: Work) -> Tensor:
@@ -254,7 +300,7 @@ def _settle(work: Work, adapted: Adapted, nature: Nature | None) -> None:
     found, model = work.found, work.model
     assert work.observations is not None
     rows, mixture = share(work.observations), adapted.mixture
-    if nature is not None:
+    if nature is not None and nature.dim:
         d2 = model.prior.dim
         mixture = marginal(adapted, d2)
         nature.put(adapted.log_weights.exp() @ adapted.points[:, d2:])

@@ -54,7 +54,7 @@ def hyperparameters(fitted: Fitted) -> dict[str, dict[str, float]]:
     assert fitted.adapted is not None
     if not fitted.integrated:
         return {}
-    nature, weights = Nature(fitted.model), fitted.adapted.log_weights.exp()
+    nature, weights = Nature(fitted.model, tuple(fitted.integrated)), fitted.adapted.log_weights.exp()
     found = {}
     columns = fitted.adapted.points[:, fitted.model.prior.dim :].unbind(-1)
     for name, column, (median, spread) in zip(nature.names, columns, nature.priors(), strict=True):
@@ -71,7 +71,7 @@ def sensitivity(fitted: Fitted) -> dict[str, float] | None:
     assert adapted is not None
     if not fitted.integrated:
         return None
-    chosen = torch.tensor(Nature(fitted.model).of_discrepancy(), device=adapted.points.device)
+    chosen = torch.tensor(Nature(fitted.model, tuple(fitted.integrated)).of_discrepancy(), device=adapted.points.device)
     if not bool(chosen.any()):
         return None
     zeta = adapted.points[:, prior.dim :][:, chosen]

@@ -42,7 +42,7 @@ class Found:
     followed: list[Followed] = field(default_factory=list)
     adapted: Adapted | None = None
     unrefined: str = ""  # why no mixture follows the exact posterior, if none does
-    integrated: list[str] = field(default_factory=list)  # hyperparameters that its points move, after θ̃
+    integrated: list[str] = field(default_factory=list)  # kinds of hyperparameters that its points move, after θ̃
     counts: dict[str, int] = field(default_factory=lambda: {"damped": 0})
 
     def state(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Fitted:
     counts: dict[str, int] = field(default_factory=dict)
     adapted: Adapted | None = None  # the importance sample behind a mixture
     unrefined: str = ""  # why no mixture follows the exact posterior, if none does
-    integrated: list[str] = field(default_factory=list)  # hyperparameters that its points move, after θ̃
+    integrated: list[str] = field(default_factory=list)  # kinds of hyperparameters that its points move, after θ̃
     followed: list[Followed] = field(default_factory=list)
 
     @classmethod

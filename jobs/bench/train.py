@@ -7,15 +7,19 @@ The borehole as in the paper: M = 100 features, N runs and n observations.
     bare_loop_ratio      training with rows streamed from Zarr, over the bare loop
     resident_ratio       the same with rows that stay in memory, which is the default where they fit
     data_wait_fraction   of the streamed training, spent waiting for rows; open_seconds more for the first batches
+    integration_ratio    a calibration of a thousand observations that integrates over the discrepancy's hyperparameters
+                         and σ_y, over one that ends before; refinement_ratio the same with all observations
     two_process_speedup  rows/s of two gloo processes over one, one thread each, M = 200, batches of 8192
     peak_rss_mb          memory of a process that trains on a store larger than its budget
 """
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +34,7 @@ from jobs.console import note
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.config import Config
 from vcal_dist.fitting import fit as fit_in_memory
+from vcal_dist.plan import FitSettings
 from vcal_dist.posterior import Posterior
 from vcal_dist.problems import borehole
 from vcal_dist.rows import keep_out
@@ -61,6 +66,8 @@ def run(*, quick: bool) -> dict[str, Any]:
         note(f"making {size.runs:,} runs and {size.observations:,} observations of the borehole")
         borehole.make_store(folder / "borehole.zarr", size.runs, size.observations, seed=0)
         figures = _speed(folder, size)
+        note("with and without integration over hyperparameters")
+        figures |= _integration(folder, size)
         note("two processes beside one")
         figures |= two_process_speedup(folder / "borehole.zarr", turns=size.turns, quick=quick)
         shutil.rmtree(folder / "borehole.zarr")
@@ -110,8 +117,27 @@ def _speed(folder: Path, size: Size) -> dict[str, Any]:
     }
 
 
+FEW = 1000  # observations, with which hyperparameters are uncertain
+
+
+def _integration(folder: Path, size: Size) -> dict[str, Any]:
+    """What the refinement takes: with few observations an integral over hyperparameters, with all of them passes."""
+    stages: dict[str, Any] = {name: {"steps": steps} for name, steps in (size.steps or {}).items()}
+    store = storage.open(folder / "borehole.zarr")
+    found: dict[str, Any] = {}
+    for name, observations in (("integration", FEW), ("refinement", size.observations)):
+        seconds = []
+        for evaluations in (FitSettings().evaluations, 0):
+            settings = {"store": store.url, "fit": {**stages, "evaluations": evaluations}}
+            prepared = prepare(Config.parse(settings), store.first(size.runs, observations))
+            seconds.append(min(_bare(prepared) for _ in range(size.turns)))
+        found |= {f"{name}_ratio": round(seconds[0] / seconds[1], 3), f"{name}_seconds": round(seconds[0], 2)}
+    return found
+
+
 def _bare(prepared: Prepared) -> float:
     """Seconds of the loop over tensors in memory, with the same rows kept out."""
+    prepared = replace(prepared, model=copy.deepcopy(prepared.model))  # each time from where it starts
     scaling, at_hand = prepared.at_hand.scaling, prepared.at_hand
     runs, field = prepared.store.runs.read(), prepared.store.observations.read()
     x, t, z = (torch.as_tensor(runs[name]) for name in ("x", "t", "z"))

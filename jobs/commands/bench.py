@@ -1,6 +1,6 @@
 """`vcal bench`: the benchmarks."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +34,28 @@ def train(quick: Quick = False, json: Json = False) -> None:
     from jobs.bench.train import run
 
     _show("vcal bench train", run(quick=quick), json)
+
+
+@app.command()
+def coverage(
+    experiment: Annotated[
+        Literal[
+            "illustrative", "borehole_1000", "borehole_10000", "borehole_full", "borehole_small", "cell", "radionuclide"
+        ],
+        typer.Argument(help="Whose truths and data are drawn again and again."),
+    ],
+    replicates: Annotated[int | None, typer.Option(min=1, help="How many. [as many as the experiment has]")] = None,
+    weights: Annotated[Literal["collapsed", "fullrank", "meanfield"], typer.Option(help="Family of weights.")] = (
+        "collapsed"
+    ),
+    steps: Annotated[int | None, typer.Option(min=1, help="Of each stage of meanfield. [its default]")] = None,
+    json: Json = False,
+) -> None:
+    """How often intervals of θ and of fresh observations hold what they promise, over replicates of an experiment."""
+    from jobs.bench.coverage import run
+
+    found = run(experiment, replicates=replicates, weights=weights, steps=steps)
+    _show(f"vcal bench coverage {experiment}", found, json)
 
 
 def _show(title: str, figures: dict[str, Any], json: bool) -> None:

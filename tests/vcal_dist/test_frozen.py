@@ -13,6 +13,7 @@ import torch
 from vcal_dist.batches import take
 from vcal_dist.errors import ModelError
 from vcal_dist.frozen import Frozen
+from vcal_dist.nature import AMPLITUDE, NOISE, Nature
 from vcal_dist.passes import collapsed_log_density, compress
 
 F64 = torch.float64
@@ -32,7 +33,7 @@ def test_it_is_the_density_of_the_rows_with_the_emulator_uncertain_as_at_the_cen
     for chosen in torch.arange(17).split([4, 1, 12]):
         frozen.take(take(rows, chosen))
     found = frozen.log_density()
-    kappa = float(model.kappa)
+    kappa = float(model.kappa.detach())
 
     def features(theta: torch.Tensor) -> np.ndarray:
         unit = model.prior.unit(theta[None]).expand(17, -1)
@@ -65,9 +66,29 @@ def test_a_later_round_takes_the_matrix_of_the_first(kit: Any) -> None:
     first = Frozen(model, frame, points[0], points)
     first.take(rows)
     values = first.log_density()
-    later = Frozen(model, frame, points[0], points.flip(0), first.shared)
+    later = Frozen(model, frame, points[0], points.flip(0), shared=first.shared)
     later.take(rows)
     torch.testing.assert_close(later.log_density(), values.flip(0), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["additive", "none"])
+def test_amplitude_and_noise_only_scale_the_sums(kit: Any, kind: Any) -> None:
+    """A point with other ζ is what a model with these values has; δ's constant has a prior of its own."""
+    model = kit.model(kind, prior=kit.prior(2), outputs=2)
+    frame, rows = compress(model, [kit.runs(model, 30)]).frame, kit.observations(model, 17, missing=True)
+    nature = Nature(model, (AMPLITUDE, NOISE))
+    points = torch.cat([kit.randn(50, 5, 2), 0.7 * kit.randn(52, 5, nature.dim)], 1)
+    frozen = Frozen(model, frame, points[0, :2], points, nature)
+    frozen.take(rows)
+    found = frozen.log_density()
+    for point, value in zip(points, found.tolist(), strict=True):
+        with nature.kept():
+            nature.put(point[2:])
+            alone = Frozen(model, frame, points[0, :2], point[None, :2])
+            alone.take(rows)
+            expected = float(alone.log_density()) + float(scipy.stats.norm.logpdf(point[2:].numpy()).sum())
+        assert value == pytest.approx(expected, rel=1e-10)
+    assert torch.equal(nature.read().detach(), torch.zeros(nature.dim, dtype=F64))
 
 
 def test_it_goes_on_from_the_middle_of_a_pass(kit: Any) -> None:

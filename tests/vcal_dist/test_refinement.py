@@ -79,7 +79,7 @@ def test_theta_is_as_uncertain_as_hyperparameters_make_it(kit: Any, kind: Any, n
         known = replace(model.settings, likelihood_y=LikelihoodSettings(noise=0.2, learn_noise=False))
         model = CalibrationModel(1, kit.prior(1), 1, known, dtype=F64)
     fitted = fit(model, runs, rows, replace(QUICK, evaluations=1200))
-    assert fitted.integrated == Nature(model).names
+    assert fitted.integrated == Nature(model).kinds
     assert fitted.adapted is not None
     assert fitted.adapted.effective > 200
     mean, sd = exact_moments(model, runs, rows, nodes)

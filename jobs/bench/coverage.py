@@ -1,0 +1,334 @@
+"""Coverage: how often intervals hold the truth, over replicates of the paper's experiments with truths from the prior.
+
+    illustrative      η, δ and θ drawn from their priors, 7 runs, 4 observations; everything but θ is known
+    borehole_1000     its own discrepancy, θ from the prior, so many observations, 10⁵ runs and one emulator for all
+    borehole_10000
+    borehole_full     10⁶ runs and 10⁵ observations
+    cell              the exact simulator and a discrepancy as the reproduction assumes it, 19 observations
+    radionuclide      the plume at 10 of 88 wells, fresh observations at all of them; θ from the prior
+
+For every parameter the share of truths inside 50, 80, 90 and 95 % intervals, beside what chance leaves of so many
+replicates (99 % binomial band), and for fresh observations of the same process, pooled over replicates, the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from jobs.console import note
+from jobs.reproduce import cell as cell_experiment
+from jobs.reproduce import radionuclide as radionuclide_experiment
+from storage.problem import Problem
+from vcal_dist.assessment import judge_observations
+from vcal_dist.batches import Observations, Scaling
+from vcal_dist.calibration import CalibrationModel, ModelSettings
+from vcal_dist.config import Config
+from vcal_dist.fitting import drive, fit, fit_emulator
+from vcal_dist.initialise import start_model
+from vcal_dist.plan import Family, FitSettings, StageSettings, Totals
+from vcal_dist.posterior import Posterior
+from vcal_dist.priors import ThetaPrior
+from vcal_dist.problems import borehole, cell, illustrative, radionuclide
+from vcal_dist.replicates import SHARED_PHASES, Emulator, told
+from vcal_dist.sbc import LEVELS, Told, assess
+from vcal_dist.schedule import Schedule, phases_of
+from vcal_dist.transforms import OutputScaling, TransformSettings
+from vcal_dist.work import Fitted, Found, Work
+
+Array = NDArray[np.float64]
+FRESH = 8  # observations of the illustrative example that judge
+TRUTHS = 2026  # seed of the borehole's θ
+
+
+class Data(NamedTuple):
+    """Runs, observations, fresh observations and the truth behind them, in the user's units."""
+
+    x_runs: Array
+    t: Array
+    z: Array
+    x: Array
+    y: Array
+    fresh_x: Array
+    fresh_y: Array
+    theta: Array
+    noise: Array | None = None
+    fresh_noise: Array | None = None
+
+
+class Outcome(NamedTuple):
+    """One replicate."""
+
+    told: Told
+    predictive: list[float]  # PIT of fresh observations
+    seconds: float
+    unrefined: str
+    effective: float
+
+
+class Setup(NamedTuple):
+    """How an experiment is calibrated."""
+
+    problem: Problem
+    model: ModelSettings
+    fit: FitSettings
+    transform: TransformSettings
+    dtype: torch.dtype
+
+
+Make = Callable[[int], tuple[Data, Setup]]
+
+
+# --- the experiments --------------------------------------------------------------------------------------------------
+
+
+def _illustrative(number: int, features: int = 400) -> tuple[Data, Setup]:
+    data = illustrative.generate(number, observations=4 + FRESH)
+    order = np.random.default_rng([number, 3]).permutation(4 + FRESH)
+    seen, fresh = order[:4], order[4:]
+    model = illustrative.settings(features, number, delta_features=40)
+    settings = FitSettings(theta=StageSettings(steps=100), joint=StageSettings(steps=20))
+    setup = Setup(illustrative.problem(), model, settings, illustrative.TRANSFORM, torch.float64)
+    theta = np.array([data.theta_true])
+    return Data(data.x_runs, data.t, data.z, data.x[seen], data.y[seen], data.x[fresh], data.y[fresh], theta), setup
+
+
+def _borehole(number: int, runs: int, observations: int) -> tuple[Data, Setup]:
+    of_runs = _borehole_runs(runs)
+    theta = np.random.default_rng(TRUTHS).random((1000, len(borehole.PARAMETERS)))[number]
+    rng = np.random.default_rng([number, observations])
+    x, fresh = rng.random((observations, len(borehole.CONTROLS))), rng.random((200, len(borehole.CONTROLS)))
+    y, fresh_y = borehole.observe(x, rng, theta), borehole.observe(fresh, rng, theta)
+    setup = Setup(borehole.problem(), ModelSettings(), FitSettings(), TransformSettings(), torch.float32)
+    return Data(of_runs.x_runs, of_runs.t, of_runs.z, x, y, fresh, fresh_y, theta), setup
+
+
+@cache
+def _borehole_runs(runs: int) -> borehole.Data:
+    return borehole.generate(runs, 1, 0)
+
+
+def _cell(number: int) -> tuple[Data, Setup]:
+    """θ, and δ from the prior that is assumed; noise as the default starts with."""
+    chosen = cell_experiment.settings(False)
+    config = Config.parse({"store": "-", **chosen["sections"], "model": chosen["models"]["additive"]})
+    data, rng = cell.generate(cell.RUNS, number), np.random.default_rng([number, 5])
+    theta = rng.uniform(*cell.BOUNDS, len(cell.PARAMETERS))
+    fresh = rng.random((20, 1))
+    x = np.concatenate([data.x, fresh])
+    # In square roots, and in standard deviations of those of the runs, as the model has it.
+    scale = float(np.sqrt(data.z).std())
+    root = np.sqrt(cell.simulate(x, np.tile(theta, (len(x), 1))))
+    delta = config.model.delta
+    distance = np.abs(x - x.T) / cell_experiment.LENGTHSCALE
+    s = np.sqrt(5) * distance
+    K = (delta.amplitude * scale) ** 2 * (1 + s + s**2 / 3) * np.exp(-s)
+    noise = config.model.likelihood_y.noise * scale
+    drawn = np.linalg.cholesky(K + 1e-12 * np.eye(len(x))) @ rng.standard_normal((len(x), 1))
+    y = np.square(np.maximum(root + drawn + noise * rng.standard_normal(root.shape), 0.0))
+    seen = len(data.x)
+    setup = Setup(
+        cell.problem(), replace(config.model, seed=number), config.fit, config.transforms["current"], torch.float64
+    )
+    return Data(data.x_runs, data.t, data.z, data.x, y[:seen], fresh, y[seen:], theta), setup
+
+
+def _radionuclide(number: int) -> tuple[Data, Setup]:
+    chosen = radionuclide_experiment.settings(False)
+    sections = chosen["variants"]["deep"]
+    config = Config.parse({"store": "-", **sections})
+    data, rng = radionuclide.generate(chosen["runs"], number), np.random.default_rng([number, 6])
+    ranges = list(radionuclide.PARAMETERS.values())
+    theta = np.array([rng.uniform(each.low, each.high) for each in ranges])
+    wells = radionuclide.sites()
+    order = rng.permutation(len(wells))
+    x, fresh = wells[order[: len(radionuclide.OBSERVED)]], wells
+
+    def observed(x: Array) -> tuple[Array, Array]:
+        truth = radionuclide.simulate(x, np.tile(theta, (len(x), 1))) + radionuclide.discrepancy(x)
+        noise = np.hypot(radionuclide.NOISE, radionuclide.RELATIVE_NOISE * truth)
+        return truth + noise * rng.standard_normal(truth.shape), noise
+
+    (y, noise), (fresh_y, fresh_noise) = observed(x), observed(fresh)
+    setup = Setup(
+        radionuclide.problem(), replace(config.model, seed=number), config.fit, TransformSettings(), torch.float32
+    )
+    return Data(data.x_runs, data.t, data.z, x, y, fresh, fresh_y, theta, noise, fresh_noise), setup
+
+
+class Experiment(NamedTuple):
+    """How replicates are made, and how many unless told."""
+
+    make: Make
+    replicates: int
+    shares_runs: bool = False
+
+
+def _borehole_1000(number: int) -> tuple[Data, Setup]:
+    return _borehole(number, 100_000, 1_000)
+
+
+def _borehole_10000(number: int) -> tuple[Data, Setup]:
+    return _borehole(number, 100_000, 10_000)
+
+
+def _borehole_full(number: int) -> tuple[Data, Setup]:
+    return _borehole(number, 1_000_000, 100_000)
+
+
+def _borehole_small(number: int) -> tuple[Data, Setup]:
+    """For a quick look that everything works."""
+    data, setup = _borehole(number, 5_000, 200)
+    short = FitSettings(emulator=StageSettings(steps=100), theta=StageSettings(steps=60), joint=StageSettings(steps=5))
+    return data, setup._replace(fit=short)
+
+
+EXPERIMENTS = {
+    "illustrative": Experiment(_illustrative, 200),
+    "borehole_1000": Experiment(_borehole_1000, 50, shares_runs=True),
+    "borehole_10000": Experiment(_borehole_10000, 50, shares_runs=True),
+    "borehole_full": Experiment(_borehole_full, 10, shares_runs=True),
+    "borehole_small": Experiment(_borehole_small, 4, shares_runs=True),
+    "cell": Experiment(_cell, 40),
+    "radionuclide": Experiment(_radionuclide, 20),
+}
+
+
+# --- one replicate ----------------------------------------------------------------------------------------------------
+
+
+def one(name: str, number: int, weights: Family, steps: int | None, shared: str | None) -> Outcome:
+    """Calibrates a replicate; `shared` is where the emulator of all replicates lies."""
+    torch.set_num_threads(1)
+    data, setup = EXPERIMENTS[name].make(number)
+    scaling, model, observations = _prepared(data, setup)
+    settings = replace(setup.fit, weights=weights) if weights != "meanfield" else _meanfield(steps)
+    begun = time.perf_counter()
+    if shared is None or weights == "meanfield":
+        fitted = fit(model, _runs(scaling, data), observations, settings, seed=number)
+    else:
+        fitted = _go_on(model, observations, settings, len(data.z), Path(shared), number)
+    seconds = time.perf_counter() - begun
+    posterior = Posterior.from_fitted(setup.problem, scaling, fitted)
+    judged = judge_observations(posterior, data.fresh_x, data.fresh_y, data.fresh_noise, leave_one_out=False)
+    effective = 0.0 if fitted.adapted is None else fitted.adapted.effective
+    truth = torch.from_numpy(data.theta)
+    return Outcome(told(fitted.theta, truth), judged.pit[:, 0].tolist(), seconds, fitted.unrefined, effective)
+
+
+def _prepared(data: Data, setup: Setup) -> tuple[Scaling, CalibrationModel, Observations]:
+    names = [output.name for output in setup.problem.outputs]
+    outputs = OutputScaling.from_runs(torch.from_numpy(data.z), [setup.transform], names)
+    scaling = Scaling(setup.problem, outputs, setup.dtype)
+    prior = ThetaPrior.from_problem(setup.problem)
+    model = CalibrationModel(data.x.shape[1], prior, len(names), setup.model, dtype=setup.dtype)
+    noise = None if data.noise is None else torch.from_numpy(data.noise)
+    return scaling, model, scaling.observations(torch.from_numpy(data.x), torch.from_numpy(data.y), noise)
+
+
+def _runs(scaling: Scaling, data: Data) -> Any:
+    return scaling.runs(*(torch.from_numpy(part) for part in (data.x_runs, data.t, data.z)))
+
+
+def _meanfield(steps: int | None) -> FitSettings:
+    if steps is None:
+        return FitSettings(weights="meanfield")
+    stages = {
+        name: StageSettings(steps=steps) for name in ("emulator_weights", "emulator", "weights_and_theta", "everything")
+    }
+    return FitSettings(weights="meanfield", **stages)  # type: ignore[arg-type]
+
+
+def _train_emulator(name: str, path: Path) -> None:
+    """The emulator of all replicates: nothing of it depends on the observations."""
+    data, setup = EXPERIMENTS[name].make(0)
+    scaling, model, observations = _prepared(data, setup)
+    runs = _runs(scaling, data)
+    start_model(model, runs, observations, 0)
+    frame, evidence = fit_emulator(model, runs, setup.fit)
+    Emulator(dict(model.state_dict()), frame, evidence).save(path)
+
+
+def _go_on(
+    model: CalibrationModel, observations: Observations, settings: FitSettings, runs: int, shared: Path, seed: int
+) -> Fitted:
+    emulator = Emulator.load(shared)
+    model.load_state_dict(emulator.state)
+    found = Found(frame=emulator.frame, log_evidence_runs=emulator.log_evidence)
+    work = Work(model, settings, Totals(runs, len(observations.x)), seed, observations, found=found)
+    drive(Schedule(work, phases_of(work)[SHARED_PHASES:]), None, observations)
+    return Fitted.from_work(work)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def run(
+    name: str, *, replicates: int | None = None, weights: Family = "collapsed", steps: int | None = None
+) -> dict[str, Any]:
+    """Everything that one experiment says, over all replicates."""
+    experiment = EXPERIMENTS[name]
+    count = replicates or experiment.replicates
+    with tempfile.TemporaryDirectory(prefix="vcal-bench-") as folder:
+        shared = None
+        if experiment.shares_runs and weights != "meanfield":
+            note("training the emulator")
+            shared = str(Path(folder) / "emulator.safetensors")
+            _train_emulator(name, Path(shared))
+        outcomes = []
+        for done, outcome in enumerate(_parallel(name, count, weights, steps, shared), 1):
+            outcomes.append(outcome)
+            if done % max(1, count // 20) == 0:
+                note(f"{done} of {count}")
+    return summarise(name, outcomes, weights)
+
+
+def _parallel(name: str, count: int, weights: Family, steps: int | None, shared: str | None) -> Iterator[Outcome]:
+    workers = min(count, len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        asked = [pool.submit(one, name, number, weights, steps, shared) for number in range(count)]
+        for future in as_completed(asked):
+            yield future.result()
+
+
+def summarise(name: str, outcomes: list[Outcome], weights: str) -> dict[str, Any]:
+    """Coverage of θ and of fresh observations."""
+    parameters = [v.name for v in EXPERIMENTS[name].make(0)[1].problem.calibration_inputs]
+    found: dict[str, Any] = {"experiment": name, "weights": weights, "replicates": len(outcomes)}
+    for j, parameter in enumerate(assess(parameters, [outcome.told for outcome in outcomes])):
+        of = parameter.coverage
+        for level, share, low, high in zip(of.at, of.value, of.low, of.high, strict=True):
+            found[f"{parameter.name} in {100 * level:.0f} %"] = f"{share:.3f} ({low:.3f} to {high:.3f})"
+        errors = [abs(outcome.told.mean[j] - outcome.told.truth[j]) for outcome in outcomes]
+        found[f"{parameter.name} error"] = f"mean {statistics.mean(errors):.4g}, largest {max(errors):.4g}"
+        found[f"{parameter.name} sd"] = statistics.mean(outcome.told.sd[j] for outcome in outcomes)
+        found[f"{parameter.name} verdict"] = f"{parameter.verdict} (p = {parameter.p:.2g})"
+    inside = [
+        all(
+            low <= truth <= high
+            for (low, high), truth in zip(outcome.told.intervals[0.95], outcome.told.truth, strict=True)
+        )
+        for outcome in outcomes
+    ]
+    found["all parameters in 95 %"] = f"{sum(inside)} of {len(inside)}"
+    pit = np.concatenate([outcome.predictive for outcome in outcomes])
+    for level in LEVELS:
+        found[f"fresh observations in {100 * level:.0f} %"] = float(np.mean(np.abs(2 * pit - 1) <= level))
+    found["fresh observations"] = len(pit)
+    found["not compared with the exact posterior"] = sum(bool(outcome.unrefined) for outcome in outcomes)
+    found["effective draws, median"] = statistics.median(outcome.effective for outcome in outcomes)
+    found["seconds, median"] = statistics.median(outcome.seconds for outcome in outcomes)
+    return found

@@ -1,0 +1,73 @@
+"""`vcal bench coverage`: data of every experiment come from the process that they say, and outcomes are summed up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.bench import coverage
+from vcal_dist.problems import borehole, illustrative, radionuclide
+from vcal_dist.sbc import LEVELS, Told
+
+
+@pytest.mark.timeout(200)
+def test_replicates_share_an_emulator_and_cover(tmp_path: Path) -> None:
+    shared = tmp_path / "emulator.safetensors"
+    coverage._train_emulator("borehole_small", shared)
+    outcomes = [coverage.one("borehole_small", number, "collapsed", None, str(shared)) for number in range(2)]
+    for outcome in outcomes:
+        assert outcome.unrefined == ""
+        assert outcome.effective > 40
+        assert len(outcome.predictive) == 200
+        assert abs(outcome.told.mean[0] - outcome.told.truth[0]) < 0.05  # rw
+    found = coverage.summarise("borehole_small", outcomes, "collapsed")
+    assert found["replicates"] == 2
+    assert found["fresh observations"] == 400
+    assert found["rw verdict"].startswith("too few replicates")
+    assert found["fresh observations in 90 %"] > 0.8
+
+
+def test_the_boreholes_observations_are_those_of_its_truth() -> None:
+    data, _ = coverage._borehole(3, 1000, 500)
+    nature = borehole.simulate(data.x, np.tile(data.theta, (500, 1))) + borehole.discrepancy(data.x)
+    assert (data.y - nature).std() == pytest.approx(borehole.NOISE, rel=0.1)
+    other, _ = coverage._borehole(4, 1000, 500)
+    assert not np.allclose(data.theta, other.theta)
+
+
+def test_fresh_observations_are_no_part_of_what_is_seen() -> None:
+    data, setup = coverage._illustrative(5, features=20)
+    assert data.x.shape == (4, 1)
+    assert data.fresh_x.shape == (coverage.FRESH, 1)
+    whole = illustrative.generate(5, observations=4 + coverage.FRESH)
+    assert sorted([*data.y[:, 0], *data.fresh_y[:, 0]]) == sorted(whole.y[:, 0])
+    assert data.theta[0] == whole.theta_true
+    assert not setup.model.delta.learn
+
+
+def test_currents_and_concentrations_are_never_negative_or_nowhere() -> None:
+    data, setup = coverage._cell(1)
+    assert data.y.shape == (19, 1)
+    assert (np.concatenate([data.y, data.fresh_y]) >= 0).all()
+    assert setup.transform.kind == "sqrt"
+    plume, _ = coverage._radionuclide(1)
+    truth = radionuclide.simulate(plume.fresh_x, np.tile(plume.theta, (88, 1))) + radionuclide.discrepancy(
+        plume.fresh_x
+    )
+    assert plume.fresh_noise is not None
+    assert np.abs((plume.fresh_y - truth) / plume.fresh_noise).max() < 5
+
+
+def test_coverage_is_counted() -> None:
+    def outcome(inside: bool) -> coverage.Outcome:
+        interval = (0.0, 1.0) if inside else (2.0, 3.0)
+        told = Told((0.5,) * 3, (0.5,) * 3, (0.6,) * 3, (0.1,) * 3, {level: [interval] * 3 for level in LEVELS})
+        return coverage.Outcome(told, [0.5, 0.01], 1.0, "", 100.0)
+
+    found = coverage.summarise("borehole_1000", [outcome(True)] * 3 + [outcome(False)], "collapsed")
+    assert found["rw in 90 %"].startswith("0.750")
+    assert found["all parameters in 95 %"] == "3 of 4"
+    assert found["fresh observations in 90 %"] == 0.5
+    assert found["Tl error"] == "mean 0.1, largest 0.1"
