@@ -7,14 +7,29 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands import bench, demo, doctor, ingest, inspect, predict, report, reproduce, submit, sweep, train
+from jobs.commands import (
+    bench,
+    demo,
+    diagnose,
+    doctor,
+    ingest,
+    inspect,
+    predict,
+    refine,
+    report,
+    reproduce,
+    sbc,
+    submit,
+    sweep,
+    train,
+)
 from jobs.commands import jobs as ray_jobs
 from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import stderr, stdout
 from storage.errors import VcalError
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
-SPEAK_FOR_THEMSELVES = ("train", "sweep", "submit", "jobs")  # commands that say how to go on
+SPEAK_FOR_THEMSELVES = ("train", "sweep", "sbc", "submit", "jobs")  # commands that say how to go on
 
 app = typer.Typer(
     name="vcal",
@@ -33,7 +48,10 @@ app.command("sweep")(sweep.sweep)
 app.add_typer(submit.app, name="submit")
 app.add_typer(ray_jobs.app, name="jobs")
 app.command("predict", cls=ManyValuesCommand)(predict.predict)
+app.command("refine")(refine.refine)
 app.command("report")(report.report)
+app.command("diagnose")(diagnose.diagnose)
+app.command("sbc")(sbc.sbc)
 app.command("reproduce")(reproduce.reproduce)
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
@@ -56,7 +74,8 @@ def _options(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run `vcal` and exit: 0 after success, 1 after an error, 2 after wrong usage, 75 preempted, 130 after Ctrl-C.
+    """Run `vcal` and exit: 0 after success, 1 after an error, 2 after wrong usage, 75 preempted, 130 after Ctrl-C;
+    3 where `vcal diagnose --strict` finds a run that is not to be trusted.
 
     An error that the user can mend is one message without a traceback; VCAL_DEBUG=1 shows the traceback.
     """

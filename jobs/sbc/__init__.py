@@ -1,0 +1,1 @@
+"""Simulation-based calibration of a configuration: replicates in many processes, and what they say together."""
