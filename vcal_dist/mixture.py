@@ -19,8 +19,11 @@ from torch.quasirandom import SobolEngine
 ROUNDS = 6
 MOST_COMPONENTS = 5
 FROM_PRIOR = (0.4, 0.1)  # share of points from N(0, I), in the first round and in later ones
+TAILS = 0.3  # share of the others that come from a wider mixture
+WIDER = (3.0, 10.0)  # how much, over √d: covariances in the first round, and for tails
+FEW = 50  # effective points
 EM_STEPS = 60
-FEWEST_PIECES = 4  # that a component is divided into
+FEWEST_PIECES, LIGHT_PIECES = 4, 8  # that components are divided into, and a light one
 OVERLAP = 1.9  # standard deviations of a piece from one to the next: their sum ripples by less than a hundredth
 
 
@@ -65,7 +68,8 @@ class Adapted(NamedTuple):
 class Adaptation:
     """Follows a density from a first guess, with so many evaluations of it in all, in rounds.
 
-    `propose` says where the density is to be evaluated, `take` hears its logarithm there, until `done`.
+    `propose` says where the density is to be evaluated, `take` hears its logarithm there, until `done`. Where few
+    points carry the density after all rounds, there are as many again.
     """
 
     def __init__(self, start: Mixture, *, evaluations: int, seed: int, rounds: int = ROUNDS) -> None:
@@ -82,12 +86,15 @@ class Adaptation:
     @property
     def done(self) -> bool:
         """Whether all rounds are over."""
-        return len(self.log_target) == self.rounds * self.each
+        rounds = len(self.log_target) // self.each
+        if rounds < self.rounds or rounds == 2 * self.rounds:
+            return rounds >= self.rounds
+        return bool(self.log_weight.isfinite().any()) and _effective(self.log_weight.softmax(0)) >= FEW
 
     def propose(self) -> Tensor:
         """The points (P, d) of the next round; the same ones until they are taken."""
         number = len(self.log_target) // self.each
-        proposal = _with_prior(self.mixture, FROM_PRIOR[min(number, 1)], _inflation(number, self.dim))
+        proposal = _proposal(self.mixture, number)
         self.proposals = [*self.proposals[:number], proposal]
         sobol = SobolEngine(self.dim + 1, scramble=True, seed=self.seed).fast_forward(number * self.each)
         uniform = sobol.draw(self.each, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
@@ -139,11 +146,6 @@ def marginal(adapted: Adapted, columns: int) -> Mixture:
     return fit_mixture(adapted.points[:, :columns], weights)
 
 
-def _inflation(number: int, dim: int) -> float:
-    """Of the proposals' covariances in a round: what is wasted on wide ones grows as a power of the dimension."""
-    return 1 + 3 / math.sqrt(dim) if number == 0 else 1.5
-
-
 def divided(mixture: Mixture, axes: Tensor, pieces: int) -> Mixture:
     """Each component as narrower ones along an axis, in all about so many: nearly the same density, the same moments.
 
@@ -151,13 +153,12 @@ def divided(mixture: Mixture, axes: Tensor, pieces: int) -> Mixture:
 
         N(m, C) = ∫ N(a; 0, 1 − s²) N(·; m + a·r, C − (1 − s²)rrᵀ) da,
 
-    with even points in place of the integral, as far apart as s allows. A component too light for more than a few
-    pieces remains whole.
+    with even points in place of the integral, as far apart as s allows. A light component has a few too: whole, it
+    would be wide, and what is wrong with f far from its mean would outweigh what is right with all others.
     """
     means, covariances, log_weights = [], [], []
     for c, share in enumerate(mixture.log_weights.softmax(0).tolist()):
-        count = round(pieces * share)
-        points, weights, s = _even(count) if count >= FEWEST_PIECES else (torch.zeros(1), torch.ones(1), 1.0)
+        points, weights, s = _even(max(round(pieces * share), min(pieces, LIGHT_PIECES)))
         points, weights = points.to(mixture.means), weights.to(mixture.means)
         rest = mixture.covariances[c] - (1 - s**2) * torch.outer(axes[c], axes[c])
         means.append(mixture.means[c] + points.unsqueeze(-1) * axes[c])
@@ -176,13 +177,21 @@ def _even(count: int) -> tuple[Tensor, Tensor, float]:
     return math.sqrt(1 - s**2) * points, weights, s
 
 
-def _with_prior(mixture: Mixture, share: float, inflation: float) -> Mixture:
-    """The proposal: the mixture, wider, with a share of N(0, I)."""
-    identity = torch.eye(mixture.means.shape[-1], dtype=mixture.means.dtype, device=mixture.means.device)
+def _proposal(mixture: Mixture, number: int) -> Mixture:
+    """Of a round: the mixture, a little wider and with a share much wider, for tails, and a share of N(0, I).
+
+    What is wasted on wide ones grows as a power of the dimension, and so they are the narrower the more there are.
+    """
+    dim, prior = mixture.means.shape[-1], FROM_PRIOR[min(number, 1)]
+    near, wide = (1 + part / math.sqrt(dim) for part in (WIDER if number == 0 else (0.5 * math.sqrt(dim), WIDER[1])))
+    identity = torch.eye(dim, dtype=mixture.means.dtype, device=mixture.means.device)
+    shares = [math.log((1 - prior) * (1 - TAILS)), math.log((1 - prior) * TAILS)]
     return Mixture(
-        torch.cat([mixture.means, torch.zeros_like(mixture.means[:1])]),
-        torch.cat([inflation * mixture.covariances, identity.unsqueeze(0)]),
-        torch.cat([mixture.log_weights + math.log1p(-share), mixture.log_weights.new_tensor([math.log(share)])]),
+        torch.cat([mixture.means, mixture.means, torch.zeros_like(mixture.means[:1])]),
+        torch.cat([near * mixture.covariances, wide * mixture.covariances, identity.unsqueeze(0)]),
+        torch.cat(
+            [*(mixture.log_weights + share for share in shares), mixture.log_weights.new_tensor([math.log(prior)])]
+        ),
     )
 
 

@@ -15,14 +15,17 @@ place, without which f at the observations would be too uncertain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from vcal_dist.batches import Observations, take
 from vcal_dist.collective import rank, vote, world_size
+from vcal_dist.errors import ModelError
 from vcal_dist.frozen import Frozen, Shared
 from vcal_dist.fullrank import FullRank
 from vcal_dist.mixture import FEWEST_PIECES, Adaptation, Adapted, Mixture, adapt, divided, marginal
@@ -30,18 +33,34 @@ from vcal_dist.nature import AMPLITUDE, NOISE, Nature
 from vcal_dist.passes import (
     HIDDEN_SAMPLES,
     Pin,
+    close,
     collapsed_log_density,
     curvature,
     is_conjugate,
     nature_moments,
     pin,
 )
-from vcal_dist.phases import BLOCK, NO_VOTE, PASS_ROWS, Batch, Feed, Instant, Outcome, Phase, Reading, blocks
+from vcal_dist.phases import (
+    BLOCK,
+    NO_VOTE,
+    PASS_ROWS,
+    Batch,
+    Feed,
+    Instant,
+    LinAlgError,
+    Outcome,
+    Phase,
+    Reading,
+    blocks,
+)
 from vcal_dist.work import Work
 
 ROWS_EXACT = 2_000_000  # over all points, and samples of hidden layers, that have a Gram matrix each
 PATIENT = 20  # times as many where time does not matter
 ROWS_FROZEN = 25_000_000  # over all points that share one
+CANDIDATES, OTHERS, FAR_APART = 64, 2, 1.5  # values of ζ that are tried, how many of them are followed, how far apart
+CLOSING_STEPS = 8
+LIGHT = 10.0  # nats below the best mode, where another does not matter
 NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
 CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is seen how f curves
 CURVED, PIECES = 0.1, 32  # mean square of f's error there, in its variance, above which components become so many ...
@@ -133,12 +152,71 @@ def _refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None
         return collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
 
     if nature is not None:
-        mean, covariance = nature_moments(model, frame, lambda: blocks(rows), _centre(work), nature)
-        start = _beside(start, mean, covariance)
+        start = _joint_modes(work, nature, density, lambda: blocks(rows))
     found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
     found.integrated = [] if nature is None else nature.kinds
     if _carries(work, found.adapted):
         _settle(work, found.adapted, nature)
+
+
+def _joint_modes(work: Work, nature: Nature, density: Callable[[Tensor], Tensor], rows: Blocks) -> Mixture:
+    """Laplace's Gaussians at the modes of θ̃ and ζ together, from where training ended and from elsewhere in ζ.
+
+    Few rows have several explanations in ζ, such as much noise and a small smooth discrepancy, or little noise and a
+    large rough one, and training finds the one that it starts near; θ̃ is known differently well in each.
+    """
+    frame = work.found.frame
+    assert frame is not None
+    modes: list[tuple[float, Tensor, Tensor]] = []  # Laplace's log evidence, mean and covariance
+    with nature.kept():
+        for start in _joint_starts(work, nature, density):
+            point, d2 = start, work.model.prior.dim
+            covariance = torch.eye(len(point), dtype=point.dtype, device=point.device)
+            try:
+                for _ in range(2):  # each knows the other better the second time
+                    nature.put(point[d2:])
+                    q = started(work, point[:d2])
+                    close(work.model, q, rows, iterations=CLOSING_STEPS, tolerance=0.1, key=(work.seed, 5))
+                    theta, of_theta = q.theta_moments()
+                    zeta, of_zeta = nature_moments(work.model, frame, rows, theta, nature)
+                    point, covariance = torch.cat([theta, zeta]), torch.block_diag(of_theta, of_zeta)
+            except (ModelError, LinAlgError):  # of values that no rows could have
+                continue
+            height = float(density(point[None])) + 0.5 * float(torch.linalg.slogdet(covariance).logabsdet)
+            if math.isfinite(height) and all(_apart(point, mean, both) for _, mean, both in modes):
+                modes.append((height, point, covariance))
+    highest = max(height for height, _, _ in modes)
+    kept = [mode for mode in modes if mode[0] > highest - LIGHT]
+    heights = torch.tensor([height for height, _, _ in kept], dtype=torch.float64)
+    return Mixture(
+        torch.stack([mean for _, mean, _ in kept]),
+        torch.stack([covariance for _, _, covariance in kept]),
+        heights.log_softmax(0).to(kept[0][1]),
+    )
+
+
+def _joint_starts(work: Work, nature: Nature, density: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """(θ̃, ζ) to begin from: each mode of θ̃ as training left ζ, then the best of a design on ζ's prior beside them."""
+    assert work.found.log_weights is not None
+    thetas = torch.stack([q.theta_moments()[0].detach().double() for q in work.found.components])
+    here = nature.read().detach()
+    yield from torch.cat([thetas, here.expand(len(thetas), -1)], 1)
+    uniform = SobolEngine(nature.dim, scramble=True, seed=work.seed).draw(CANDIDATES, dtype=torch.float64)
+    design = torch.special.ndtri(uniform.clamp(1e-4, 1 - 1e-4)).to(thetas.device)
+    theta = _centre(work)
+    value = density(torch.cat([theta.expand(len(design), -1), design], 1))
+    chosen = [here]
+    for zeta in design[value.nan_to_num(-torch.inf).argsort(descending=True)]:
+        if len(chosen) > OTHERS:
+            return
+        if all(float((zeta - other).norm()) > FAR_APART for other in chosen):
+            chosen.append(zeta)
+            yield torch.cat([theta, zeta])
+
+
+def _apart(point: Tensor, mean: Tensor, covariance: Tensor) -> bool:
+    away = point - mean
+    return float(away @ torch.linalg.solve(covariance, away)) > 1.0
 
 
 def _beside(mixture: Mixture, mean: Tensor, covariance: Tensor) -> Mixture:

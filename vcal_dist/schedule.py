@@ -38,7 +38,7 @@ from vcal_dist.phases import (
     Reading,
     blocks,
 )
-from vcal_dist.refinement import NARROW, refinement, share, started
+from vcal_dist.refinement import LIGHT, NARROW, refinement, share, started
 from vcal_dist.stages import (
     Stage,
     choose,
@@ -55,7 +55,6 @@ from vcal_dist.weights import MeanField
 from vcal_dist.work import Followed, Found, Work
 
 ROWS_OF_CANDIDATES = 4096
-LIGHT = 10.0  # nats below the best mode, where another does not matter
 SAME_MODE = 1.0  # Mahalanobis distance below which two closings found the same mode
 Build = Callable[[Work], Phase]
 
