@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.vcal_dist.training_kit import PASS_ROWS, assert_same, config, make_store, small_passes
+from tests.vcal_dist.training_kit import PASS_ROWS, Enough, Some, assert_same, config, make_store, small_passes
 from vcal_dist import phases, refinement
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel, ModelSettings
@@ -175,22 +174,6 @@ def test_the_record_says_how_theta_was_found(kit: Any) -> None:
 
 
 # --- under Lightning, from a store ------------------------------------------------------------------------------------
-
-
-class Enough(Exception):  # noqa: N818 - not an error
-    pass
-
-
-class Some(Callback):
-    """Lets a number of batches pass, then interrupts."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self.left:
-            raise Enough
-        self.left -= 1
 
 
 def test_it_goes_on_from_any_batch_of_any_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch import Callback, LightningModule, Trainer
 
 from storage.store import open_store
 from tests.vcal_dist.training_kit import (
     KILLED,
     PASS_ROWS,
+    Enough,
     Processes,
+    Some,
     apart,
     append,
     assert_same,
@@ -86,22 +87,6 @@ def assert_as_if_never_stopped(run: Path, whole: Path) -> None:
 
 
 # --- in this process --------------------------------------------------------------------------------------------------
-
-
-class Enough(Exception):  # noqa: N818 - not an error
-    pass
-
-
-class Some(Callback):
-    """Lets a number of batches pass, then interrupts."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self.left:
-            raise Enough
-        self.left -= 1
 
 
 @pytest.mark.parametrize(("kind", "batches"), [("collapsed", 1), ("fullrank", 3), ("meanfield", 1), ("deep", 4)])

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -93,6 +94,25 @@ def make_store(
 def append(store: Store, arrays: dict[str, Array]) -> None:
     store.append_runs(arrays["x_runs"], arrays["t"], arrays["z"])
     store.append_observations(arrays["x"], arrays["y"], arrays.get("noise"))
+
+
+# --- interruptions ----------------------------------------------------------------------------------------------------
+
+
+class Enough(Exception):  # noqa: N818 - not an error
+    pass
+
+
+class Some(Callback):
+    """Lets a number of batches pass, then interrupts."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self.left:
+            raise Enough
+        self.left -= 1
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------
