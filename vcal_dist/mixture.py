@@ -158,7 +158,8 @@ def divided(mixture: Mixture, axes: Tensor, pieces: int) -> Mixture:
     """
     means, covariances, log_weights = [], [], []
     for c, share in enumerate(mixture.log_weights.softmax(0).tolist()):
-        points, weights, s = _even(max(round(pieces * share), min(pieces, LIGHT_PIECES)))
+        count = max(round(pieces * share), min(pieces, LIGHT_PIECES))
+        points, weights, s = _even(count) if count >= FEWEST_PIECES else (torch.zeros(1), torch.ones(1), 1.0)
         points, weights = points.to(mixture.means), weights.to(mixture.means)
         rest = mixture.covariances[c] - (1 - s**2) * torch.outer(axes[c], axes[c])
         means.append(mixture.means[c] + points.unsqueeze(-1) * axes[c])

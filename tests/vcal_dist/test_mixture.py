@@ -12,7 +12,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from vcal_dist.mixture import Adapted, Mixture, _tempered, adapt, divided
+from vcal_dist.mixture import LIGHT_PIECES, Adapted, Mixture, _tempered, adapt, divided
 
 F64 = torch.float64
 
@@ -133,9 +133,10 @@ def test_both_modes_are_found_from_one_of_them_with_their_weights(dim: int, seed
     found = adapt(lambda points: target.log_density(points) + 3.0, start, evaluations=600, seed=seed)
     assert found.log_evidence == pytest.approx(3.0, abs=0.03)
     left = found.mixture.means[:, 0] < 0
-    assert float(found.mixture.log_weights[left].exp().sum()) == pytest.approx(0.35, abs=0.03)
+    # √(0.35·0.65/S) is 0.03 for the 250 effective points that there are
+    assert float(found.mixture.log_weights[left].exp().sum()) == pytest.approx(0.35, abs=0.06)
     weights = found.log_weights.exp()
-    assert float(weights[found.points[:, 0] < 0].sum()) == pytest.approx(0.35, abs=0.03)
+    assert float(weights[found.points[:, 0] < 0].sum()) == pytest.approx(0.35, abs=0.06)
     for side, mean, variance in ((left, centres[0], 0.04), (~left, centres[1], 0.09)):
         part = Mixture(*(x[side] for x in found.mixture[:2]), torch.log_softmax(found.mixture.log_weights[side], 0))
         found_mean, found_covariance = moments(part)
@@ -286,7 +287,7 @@ def principal(mixture: Mixture, place: int = -1) -> Tensor:
 def test_pieces_are_narrower_along_their_axis_and_add_up_to_the_whole(pieces: int, place: int) -> None:
     axes = principal(THREE, place)
     found = divided(THREE, axes, pieces)
-    assert len(found.means) == pytest.approx(pieces, abs=4)  # the lightest may remain whole
+    assert pieces - 2 <= len(found.means) <= pieces + 2 * LIGHT_PIECES  # light ones have more than their share
     for mine, whole in zip(moments(found), moments(THREE), strict=True):
         torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-9)
     assert float(found.log_weights.exp().sum()) == pytest.approx(1)

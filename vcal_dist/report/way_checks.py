@@ -56,8 +56,8 @@ def how_theta_was_found(gathered: Gathered) -> list[Check]:
                 "not compared",
                 "One Gaussian around each mode, which may be too narrow where the simulator is curved in θ; it was not "
                 f"compared with the exact posterior: {found['unrefined']}.{still}",
-                "Read the intervals as approximate. A calibration with a part of the observations, few enough to be "
-                f"compared (docs/model.md), shows whether they hold.{longer}",
+                "Read the intervals as approximate. vcal refine follows the exact posterior where there is one "
+                f"(Gaussian noise, additive discrepancy or none), and says how far θ moves.{longer}",
                 threshold=EFFECTIVE_THRESHOLD,
             )
         ]
@@ -67,7 +67,7 @@ def how_theta_was_found(gathered: Gathered) -> list[Check]:
         f"{plural(int(found['evaluations']), 'point')}; they are worth {figure(effective, 2)} independent draws of it."
     )
     enough = effective >= EFFECTIVE
-    advice = "" if enough else "Raise fit.evaluations, and see whether θ changes."
+    advice = "" if enough else "Refine it with more points (vcal refine), and see how far θ moves."
     value = f"{figure(effective, 2)} draws"
     return [Check(name, "good" if enough else "care", value, sentence, advice, effective, EFFECTIVE_THRESHOLD)]
 
@@ -92,11 +92,12 @@ def importance_weights(gathered: Gathered) -> list[Check]:
     if status == "good":
         advice = ""
     elif k < RELIABLE:  # there is a number of points that is enough
-        advice = f"Raise fit.evaluations to {math.ceil(10 ** (1 / (1 - k))):,} or more, and see whether θ changes."
+        enough = max(math.ceil(10 ** (1 / (1 - k))), 2 * points)
+        advice = f"Refine it (vcal refine --evaluations {enough}, or more), and see how far θ moves."
     else:
         advice = (
-            "Raise fit.evaluations (and fit.starts, if there may be other modes), and see whether θ changes; until it "
-            "stands still, do not quote these intervals."
+            "Refine it with several times as many points (vcal refine), and see how far θ moves; until it stands "
+            "still, do not quote these intervals."
         )
     threshold = (
         f"k̂ below {figure(limit, 2)}, the lesser of {RELIABLE:g} and 1 − 1/log10(S) for S = {points:,} points; bad "

@@ -38,7 +38,7 @@ def test_the_most_that_k_may_be_depends_on_the_points(points: int, most: float) 
     [
         (-0.2, 252, "good", ""),
         (0.55, 252, "good", ""),
-        (0.62, 252, "care", "fit.evaluations to 429 or more"),  # 10^(1/0.38)
+        (0.62, 252, "care", "vcal refine --evaluations 504, or more"),  # twice as many, above 10^(1/0.38) = 429
         (0.62, 512, "good", ""),
         (0.69, 5000, "good", ""),
         (0.8, 5000, "care", "do not quote"),
