@@ -87,6 +87,17 @@ def log_evidence(sums: Gram) -> Tensor:
     return fitted - 0.5 * sums.square + 0.5 * sums.log_precision - 0.5 * math.log(2 * math.pi) * sums.rows
 
 
+@torch.no_grad()
+def log_evidence_if_any(sums: Gram) -> Tensor:
+    """`log_evidence`, and −∞ where rounding leaves I + G without a factor: at points far from all that is probable."""
+    identity = torch.eye(sums.G.shape[-1], dtype=sums.G.dtype, device=sums.G.device)
+    factor, failed = torch.linalg.cholesky_ex(sums.G + identity)
+    w = torch.cholesky_solve(sums.b.unsqueeze(-1), factor).squeeze(-1)
+    fitted = 0.5 * (sums.b * w).sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    value = fitted - 0.5 * sums.square + 0.5 * sums.log_precision - 0.5 * math.log(2 * math.pi) * sums.rows
+    return torch.where((failed == 0) & value.isfinite(), value, -torch.inf)
+
+
 def posterior(sums: Gram) -> tuple[Tensor, Tensor]:
     """Mean (..., M) and a root R (..., M, M), S = RRᵀ, of p(w | rows); R is upper triangular."""
     factor = _factor(sums.G)

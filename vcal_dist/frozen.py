@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vcal_dist.batches import Observations
 from vcal_dist.calibration import CalibrationModel
-from vcal_dist.collapsed import Gram, gram, in_frame, log_evidence
+from vcal_dist.collapsed import Gram, gram, in_frame, log_evidence_if_any
 from vcal_dist.collective import rank, sum_over_ranks
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame
@@ -99,15 +99,19 @@ class Frozen:
         total = in_frame(total, self.frame.widen(self.model.width - self.model.eta.width).root)
         points = self.points if points is None else points
         columns, precision = self._scales(points)  # (P, D), (P, K)
-        scaled = Gram(
-            total.G * precision[..., None, None] * columns[:, None, :, None] * columns[:, None, None, :],
-            total.b * precision.unsqueeze(-1) * columns.unsqueeze(1),
-            square * precision,
-            log_precision + rows * precision.log(),
-            rows,
-        )
-        evidence = log_evidence(scaled).sum(-1)
-        return evidence - 0.5 * points.square().sum(-1) - 0.5 * points.shape[-1] * math.log(2 * math.pi)
+        b, square = total.b.expand(len(points), -1, -1), square.expand(len(points), -1)
+        evidence = []
+        for some in torch.arange(len(points), device=points.device).split(max(1, NUMBERS // total.G.numel())):
+            p, c = precision[some], columns[some].unsqueeze(1)  # (S, K), (S, 1, D)
+            scaled = Gram(
+                total.G * p[..., None, None] * c.unsqueeze(-1) * c.unsqueeze(-2),
+                b[some] * p.unsqueeze(-1) * c,
+                square[some] * p,
+                log_precision + rows * p.log(),
+                rows,
+            )
+            evidence.append(log_evidence_if_any(scaled).sum(-1))
+        return torch.cat(evidence) - 0.5 * points.square().sum(-1) - 0.5 * points.shape[-1] * math.log(2 * math.pi)
 
     def _scales(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """How much larger, at every point, features (P, D) and precisions (P, K) are than where sums were taken."""

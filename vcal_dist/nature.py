@@ -1,6 +1,6 @@
 """Nature's hyperparameters ξ: δ's amplitude and length scales, and σ_y, each with a log-normal prior.
 
-What is set for them (`amplitude`, `lengthscale`, `noise`) is the median of the prior, and where training starts;
+What is set for them (`amplitude`, `lengthscale`, `noise`) is the median of the prior;
 `spread` is the standard deviation of the logarithm. In ζ = (log ξ − log median)/spread the prior is N(0, I), as that of
 θ̃ is. What is held (`learn`, `learn_noise`) is known, and no part of ξ.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AMPLITUDE, LENGTHSCALES, NOISE = "amplitude of the discrepancy", "length scales of the discrepancy", "noise"
 KINDS = (AMPLITUDE, LENGTHSCALES, NOISE)
-MOST = 12  # dimensions of ζ that are integrated over; noises, then length scales, stay points above
+MOST = 16  # dimensions of ζ that are integrated over: amplitude, length scales, noises, as far as they fit
 
 
 @dataclass(frozen=True)

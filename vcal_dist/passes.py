@@ -17,7 +17,7 @@ from torch import Tensor
 from vcal_dist import gaussian
 from vcal_dist.batches import Observations, Runs, Table
 from vcal_dist.calibration import CalibrationModel
-from vcal_dist.collapsed import Gram, log_evidence, posterior
+from vcal_dist.collapsed import Gram, log_evidence, log_evidence_if_any, posterior
 from vcal_dist.collective import rank, sum_over_ranks, world_size
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, Frame, FullRank
@@ -316,7 +316,8 @@ def _evidence(
         total = sums if total is None else total.plus(sums)
     if total is None:
         raise ModelError("there are no observations; θ needs at least 1")
-    return log_evidence(Gram(*sum_over_ranks(total, symmetric=1))).sum(-1)
+    total = Gram(*sum_over_ranks(total, symmetric=1))
+    return (log_evidence if torch.is_grad_enabled() else log_evidence_if_any)(total).sum(-1)
 
 
 def nature_moments(
@@ -336,7 +337,8 @@ def nature_moments(
         parameters = [part.parameter for part in nature.parts]
         with torch.enable_grad():
             evidence = _evidence(model, frame, blocks, theta[None], (0,)).sum()
-            slopes = torch.autograd.grad(evidence, parameters)  # of all processes, once averaged over them
+            # Of all processes, once averaged over them; steps, as of arccos0, have no slope in their length scales.
+            slopes = torch.autograd.grad(evidence, parameters, allow_unused=True, materialize_grads=True)
         scaled = [part.spread * slope.double().reshape(-1) for part, slope in zip(nature.parts, slopes, strict=True)]
         return sum_over_ranks([torch.cat(scaled)])[0] / world_size() - zeta
 

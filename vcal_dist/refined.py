@@ -1,8 +1,8 @@
 """A finished run with its posterior of θ refined: more points of the exact posterior, and how far they moved it.
 
 The runs are compressed again, which takes one pass, and so any family of weights can be refined, `meanfield` too; the
-emulator's features and, where rows are many, nature's hyperparameters stay as training left them. Rows are streamed
-from the run's store, by as many processes as `devices` says.
+emulator's features and, where rows are many, the discrepancy's length scales stay as training left them. Rows are
+streamed from the run's store, by as many processes as `devices` says.
 """
 
 from __future__ import annotations
@@ -97,7 +97,11 @@ def _prepared(place: RunPlace, before: Posterior, evaluations: int, changes: dic
     for section, values in changes.items():
         data[section] = {**data[section], **values}
     config = Config.parse(data, f"the configuration of {place.url}")
-    prepared = prepare(config.model_copy(update={"fit": FitSettings(evaluations=evaluations)}), store)
+    before_fit = config.fit
+    settings = FitSettings(
+        evaluations=evaluations, starts=before_fit.starts, screening=before_fit.screening, start=before_fit.start
+    )
+    prepared = prepare(config.model_copy(update={"fit": settings}), store)
     prepared.model.load_state_dict(before.model.state_dict())
     return prepared
 

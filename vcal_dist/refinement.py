@@ -29,7 +29,7 @@ from vcal_dist.errors import ModelError
 from vcal_dist.frozen import Frozen, Shared
 from vcal_dist.fullrank import FullRank
 from vcal_dist.mixture import FEWEST_PIECES, Adaptation, Adapted, Mixture, adapt, divided, marginal
-from vcal_dist.nature import AMPLITUDE, NOISE, Nature
+from vcal_dist.nature import AMPLITUDE, KINDS, NOISE, Nature
 from vcal_dist.passes import (
     HIDDEN_SAMPLES,
     Pin,
@@ -59,7 +59,7 @@ ROWS_EXACT = 2_000_000  # over all points, and samples of hidden layers, that ha
 PATIENT = 20  # times as many where time does not matter
 ROWS_FROZEN = 25_000_000  # over all points that share one
 CANDIDATES, OTHERS, FAR_APART = 64, 2, 1.5  # values of ζ that are tried, how many of them are followed, how far apart
-CLOSING_STEPS = 8
+CLOSING_STEPS, NEWTON_STEPS, SMALL = 8, 12, 0.005  # SMALL: of ζ, for differences
 LIGHT = 10.0  # nats below the best mode, where another does not matter
 NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
 CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is seen how f curves
@@ -94,17 +94,24 @@ def exact_points(work: Work) -> tuple[int, Nature | None]:
         return 0, None
     model, samples = work.model, HIDDEN_SAMPLES if work.model.random else 1
     count = _at_most(work, (PATIENT if work.patient else 1) * ROWS_EXACT // samples)
-    nature = None if model.random else Nature(model)
-    if nature is not None and nature.dim:
-        if count >= needed(model.prior.dim + nature.dim):
-            return count, nature
-        if frozen_points(work) > count or not work.complete:  # more points of θ̃ alone, in less time
-            return 0, None
-    return (count, None) if count >= needed(model.prior.dim) else (0, None)
+    whole = Nature(model, () if model.random else KINDS)
+    nature = _as_much_as(work, count, KINDS, (AMPLITUDE, NOISE), (AMPLITUDE,)) if whole.dim else whole
+    if nature.dim < whole.dim and (frozen_points(work) > count or not work.complete):  # more points in less time
+        return 0, None
+    return (count, nature if nature.dim else None) if count >= needed(model.prior.dim) else (0, None)
+
+
+def _as_much_as(work: Work, points: int, *choices: tuple[str, ...]) -> Nature:
+    """The first choice of nature's hyperparameters for which there are points enough; or none of them."""
+    for kinds in choices:
+        nature = Nature(work.model, kinds)
+        if nature.dim and points >= needed(work.model.prior.dim + nature.dim):
+            return nature
+    return Nature(work.model, ())
 
 
 def frozen_points(work: Work) -> int:
-    """How many points can share a Gram matrix, with ζ as it is; none where even these would be too few."""
+    """How many points can share a Gram matrix; none where even these would be too few."""
     if impossible(work) or work.model.random:
         return 0
     count = work.settings.evaluations if work.patient else _at_most(work, ROWS_FROZEN)
@@ -170,8 +177,7 @@ def _joint_modes(work: Work, nature: Nature, density: Callable[[Tensor], Tensor]
     modes: list[tuple[float, Tensor, Tensor]] = []  # Laplace's log evidence, mean and covariance
     with nature.kept():
         for start in _joint_starts(work, nature, density):
-            point, d2 = start, work.model.prior.dim
-            covariance = torch.eye(len(point), dtype=point.dtype, device=point.device)
+            point, covariance, d2 = start, start, work.model.prior.dim
             try:
                 for _ in range(2):  # each knows the other better the second time
                     nature.put(point[d2:])
@@ -180,11 +186,14 @@ def _joint_modes(work: Work, nature: Nature, density: Callable[[Tensor], Tensor]
                     theta, of_theta = q.theta_moments()
                     zeta, of_zeta = nature_moments(work.model, frame, rows, theta, nature)
                     point, covariance = torch.cat([theta, zeta]), torch.block_diag(of_theta, of_zeta)
+                height = float(density(point[None])) + 0.5 * float(torch.linalg.slogdet(covariance).logabsdet)
             except (ModelError, LinAlgError):  # of values that no rows could have
                 continue
-            height = float(density(point[None])) + 0.5 * float(torch.linalg.slogdet(covariance).logabsdet)
             if math.isfinite(height) and all(_apart(point, mean, both) for _, mean, both in modes):
                 modes.append((height, point, covariance))
+    if not modes:
+        here = nature.read().detach()
+        return _beside(_started_mixture(work), here, torch.eye(len(here), dtype=here.dtype, device=here.device))
     highest = max(height for height, _, _ in modes)
     kept = [mode for mode in modes if mode[0] > highest - LIGHT]
     heights = torch.tensor([height for height, _, _ in kept], dtype=torch.float64)
@@ -256,19 +265,13 @@ class Refining(Reading):
         return Frozen(self.work.model, frame, _centre(self.work), points, self.nature, shared)
 
     def _with_nature(self, first: Frozen) -> Mixture:
-        """q(θ̃) of the closing, and beside it ζ given θ̃ at the mode, by importance sampling that needs no rows."""
-        here = first.points[0, self.work.model.prior.dim :]
-        spread = torch.eye(len(here), dtype=here.dtype, device=here.device)
+        """q(θ̃) of the closing, and beside it ζ given θ̃ at the mode, for which no more rows are needed."""
 
         def density(zeta: Tensor) -> Tensor:
             return first.log_density(torch.cat([first.centre.expand(len(zeta), -1), zeta], 1))
 
-        found = adapt(density, Mixture(here[None], 0.25 * spread[None], here.new_zeros(1)), evaluations=240, seed=0)
-        weights = found.log_weights.exp()
-        mean = weights @ found.points
-        away = found.points - mean
-        covariance = away.mT @ (weights[:, None] * away) + 1e-8 * spread
-        return _beside(_started_mixture(self.work), mean, covariance)
+        here = first.points[0, self.work.model.prior.dim :]
+        return _beside(_started_mixture(self.work), *_laplace(density, here))
 
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
         assert batch.observations is not None
@@ -303,7 +306,8 @@ class Refining(Reading):
         if self.work.complete:
             _settle(self.work, found.adapted, self.nature)
             return True
-        self.nature.put(found.adapted.log_weights.exp() @ found.adapted.points[:, self.work.model.prior.dim :])
+        if self.nature.dim:
+            self.nature.put(_most_probable(found.adapted, self.work.model.prior.dim))
         self.pins = self._pins(found.adapted)
         return False
 
@@ -340,15 +344,39 @@ class Refining(Reading):
             pinned.load(saved)
 
 
+def _laplace(density: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a Gaussian at the mode, by Newton steps with differences of values; prior's N(0, I)."""
+    here, d = start, len(start)
+    identity = torch.eye(d, dtype=start.dtype, device=start.device)
+    covariance = identity
+    pairs = [(i, j) for i in range(d) for j in range(i)]
+    for _ in range(NEWTON_STEPS):
+        moves = [0 * here, *identity, *(-identity), *(identity[i] + identity[j] for i, j in pairs)]
+        value = density(here + SMALL * torch.stack(moves))
+        if not bool(value.isfinite().all()):
+            break
+        middle, up, down, both = value[0], value[1 : d + 1], value[d + 1 : 2 * d + 1], value[2 * d + 1 :]
+        H = torch.diag(2 * middle - up - down) / SMALL**2
+        for (i, j), found in zip(pairs, both, strict=True):
+            H[i, j] = H[j, i] = (up[i] + up[j] - middle - found) / SMALL**2
+        values, vectors = torch.linalg.eigh(H)
+        covariance = (vectors / values.clamp_min(1.0)) @ vectors.mT  # never wider than the prior
+        newton = covariance @ ((up - down) / (2 * SMALL))
+        length = float((newton @ torch.linalg.solve(covariance, newton)).sqrt())  # in standard deviations
+        here = here + newton / max(1.0, float(newton.norm()))
+        if length < 0.1:
+            break
+    return here, covariance
+
+
 # --- what both share --------------------------------------------------------------------------------------------------
 
 
 def _scaling_nature(work: Work) -> Nature:
     """What of ζ only scales sums over rows."""
     own = work.observations is not None and work.observations.noise is not None
-    nature = Nature(work.model, (AMPLITUDE,) if own else (AMPLITUDE, NOISE))
-    enough = needed(work.model.prior.dim + nature.dim) <= frozen_points(work)
-    return nature if enough else Nature(work.model, ())
+    both = () if own else ((AMPLITUDE, NOISE),)
+    return _as_much_as(work, frozen_points(work), *both, (AMPLITUDE,))
 
 
 def _centre(work: Work) -> Tensor:
@@ -373,15 +401,20 @@ def _carries(work: Work, adapted: Adapted) -> bool:
     return False
 
 
+def _most_probable(adapted: Adapted, d2: int) -> Tensor:
+    """ζ that predictions are made with: the mean of the heaviest component, since between two there may be none."""
+    return adapted.mixture.means[int(adapted.mixture.log_weights.argmax()), d2:]
+
+
 def _settle(work: Work, adapted: Adapted, nature: Nature | None) -> None:
-    """The mixture's components with their weights, from rows at hand; ζ at its mean."""
+    """The mixture's components with their weights, from rows at hand; ζ at its most probable value."""
     found, model = work.found, work.model
     assert work.observations is not None
     rows, mixture = share(work.observations), adapted.mixture
     if nature is not None and nature.dim:
         d2 = model.prior.dim
         mixture = marginal(adapted, d2)
-        nature.put(adapted.log_weights.exp() @ adapted.points[:, d2:])
+        nature.put(_most_probable(adapted, d2))
 
     def pinned(mixture: Mixture) -> list[FullRank]:
         components = []

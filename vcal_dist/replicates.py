@@ -278,6 +278,12 @@ def check(settings: ModelSettings) -> None:
         refused += [
             (bool(delta.hidden), "delta.hidden", list(delta.hidden), "[], a shallow discrepancy"),
             (learned, "delta.features.frequencies", delta.features.frequencies, "fixed"),
+            (
+                delta.learn and delta.features.lengthscales == "full",
+                "delta.features.lengthscales",
+                delta.features.lengthscales,
+                "isotropic, ard, or learn: false",
+            ),
         ]
     for wrong, key, value, accepted in refused:
         if wrong:

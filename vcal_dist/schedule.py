@@ -22,7 +22,7 @@ from vcal_dist.batches import take
 from vcal_dist.collective import same_everywhere, world_size
 from vcal_dist.errors import Diverged
 from vcal_dist.fullrank import Frame, FullRank
-from vcal_dist.initialise import place_start, screen_theta
+from vcal_dist.initialise import APART, place_start, screen_theta
 from vcal_dist.objective import CollapsedTheta
 from vcal_dist.passes import Closing, close, closing, settling
 from vcal_dist.phases import (
@@ -271,16 +271,20 @@ def _joint(work: Work) -> Phase:
 
 
 def _resume(work: Work) -> Phase:
-    """Starts for θ̃: where the heaviest component of an earlier training is, and others."""
+    """Starts for θ̃: where the components of an earlier training are, and others."""
     screening = _screening(work)
 
     def do() -> None:
         found = work.found
         assert found.log_weights is not None
-        heaviest = found.components[int(found.log_weights.argmax())].theta_moments()[0].detach().double()
+        chosen: list[Tensor] = []  # neighbours of a divided component lead to the same mode
+        for c in found.log_weights.argsort(descending=True).tolist():
+            mean = found.components[c].theta_moments()[0].detach().double()
+            if all(float((mean - other).norm()) > APART for other in chosen):
+                chosen.append(mean)
         screening.turn()
         assert found.starts is not None
-        found.starts = torch.cat([heaviest[None], found.starts])
+        found.starts = torch.cat([torch.stack(chosen[: work.settings.starts]), found.starts])
 
     return Instant("screening", do)
 

@@ -9,7 +9,7 @@ import torch
 
 from vcal_dist.leave_one_out import smoothed
 from vcal_dist.mixture import Adapted
-from vcal_dist.nature import Nature
+from vcal_dist.nature import NOISE, Nature
 from vcal_dist.plan import Family
 from vcal_dist.power_scaling import power_scaling_sensitivity
 from vcal_dist.work import Fitted
@@ -61,7 +61,9 @@ def hyperparameters(fitted: Fitted) -> dict[str, dict[str, float]]:
         order = column.argsort()
         below = weights[order].cumsum(0)
         at = {key: int((below < p).sum().clamp_max(len(order) - 1)) for key, p in PROBABILITIES.items()}
-        found[name] = {key: math.exp(median + spread * float(column[order[i]])) for key, i in at.items()}
+        floor = fitted.model.settings.likelihood_y.floor if name.startswith(NOISE) else 0.0
+        values = {key: math.exp(median + spread * float(column[order[i]])) for key, i in at.items()}
+        found[name] = {key: math.hypot(value, floor) for key, value in values.items()}
     return found
 
 

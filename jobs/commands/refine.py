@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from vcal_dist.posterior import Posterior
     from vcal_dist.refined import Moved
 
-SECTIONS = ("devices", "data")
+KEYS = (  # that say where and how, and not what
+    "devices.accelerator",
+    "devices.devices",
+    "devices.num_nodes",
+    "devices.backend",
+    "devices.threads",
+    "data.memory",
+    "data.resident",
+    "data.scheduler",
+)
 FAR, NEAR = 0.25, 0.05  # total-variation distance
 
 
@@ -22,7 +31,7 @@ def refine(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Keys of devices and data to replace, e.g. devices.devices=2.",
+            help="Where and how to compute, e.g. devices.devices=2 or data.memory=1GB.",
             show_default=False,
         ),
     ] = None,
@@ -33,23 +42,24 @@ def refine(
 ) -> None:
     """Refine the posterior of θ of a finished run, and say how far it moved.
 
-    Importance sampling of the posterior of θ with all weights integrated out: with few observations nature's
-    hyperparameters are sampled too, with many they stay, and all points of a round share one pass over the rows. It
-    needs Gaussian noise and an additive discrepancy or none. The run's posterior is replaced.
+    Importance sampling of the posterior of θ with all weights integrated out, and with what is not known of the
+    discrepancy and the noise. With many observations all points of a round share one pass over the rows, and the
+    discrepancy's length scales stay as they are. It needs Gaussian noise and an additive discrepancy or none. The run's
+    posterior is replaced; write its report again.
     """
     from jobs.commands.train import say
     from jobs.config import overridden
+    from jobs.run_state import finished_run
     from vcal_dist.errors import ConfigError
     from vcal_dist.refined import refine as refined
-    from vcal_dist.run_place import run_place
     from vcal_dist.training import is_first
 
+    for override in overrides or []:
+        key = override.partition("=")[0].strip()
+        if key not in KEYS:
+            raise ConfigError(f"'{key}' cannot be changed when a run is refined; accepted: {', '.join(KEYS)}")
     changes: dict[str, Any] = overridden({}, overrides or [])
-    for section in changes:
-        if section not in SECTIONS:
-            raise ConfigError(f"'{section}' cannot be changed when a run is refined; accepted: {', '.join(SECTIONS)}")
-    with run_place(run) as place:
-        place.fetch()
+    with finished_run(run, "refine") as (place, _, _):
         posterior, moved = refined(place, evaluations=evaluations, changes=changes, say=say)
     if not is_first():
         return

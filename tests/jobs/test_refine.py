@@ -76,9 +76,9 @@ def test_what_cannot_be_refined_says_why_and_stays(store: Path, tmp_path: Path) 
     before = (run / "posterior.safetensors").read_bytes()
     with pytest.raises(VcalError, match="where the noise is not Gaussian"):
         CliRunner().invoke(app, ["refine", str(run)], catch_exceptions=False)
-    with pytest.raises(VcalError, match="'fit' cannot be changed when a run is refined; accepted: devices, data"):
+    with pytest.raises(VcalError, match=r"'fit\.starts' cannot be changed when a run is refined; accepted: devices"):
         CliRunner().invoke(app, ["refine", str(run), "fit.starts=3"], catch_exceptions=False)
-    with pytest.raises(VcalError, match="no"):
+    with pytest.raises(VcalError, match="nothing"):
         CliRunner().invoke(app, ["refine", str(tmp_path / "nothing")], catch_exceptions=False)
     assert (run / "posterior.safetensors").read_bytes() == before
 

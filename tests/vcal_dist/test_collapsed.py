@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from vcal_dist.collapsed import Gram, gram, in_frame, joined_gram, log_evidence, posterior
+from vcal_dist.collapsed import Gram, gram, in_frame, joined_gram, log_evidence, log_evidence_if_any, posterior
 
 F64 = torch.float64
 
@@ -159,3 +159,14 @@ def test_columns_that_all_samples_share_enter_as_any_others(kit: Any) -> None:
     both = torch.cat([first, second.expand(S, 1, B, 3)], -1)
     for mine, its in zip(joined_gram(first, second, target, precision), gram(both, target, precision), strict=True):
         torch.testing.assert_close(mine.expand_as(its), its, rtol=1e-12, atol=1e-12)
+
+
+def test_sums_without_a_factor_have_no_evidence() -> None:
+    """Where rounding has made I + G indefinite, as far from all that is probable."""
+    good = torch.diag(torch.tensor([2.0, 3.0], dtype=torch.float64))
+    bad = torch.tensor([[1.0, -5.0], [-5.0, 1.0]], dtype=torch.float64)
+    one = torch.ones(2, dtype=torch.float64)
+    sums = Gram(torch.stack([good, bad]), torch.stack([one, one]), one, 0 * one, one)
+    found = log_evidence_if_any(sums)
+    assert found[1] == -torch.inf
+    torch.testing.assert_close(found[0], log_evidence(Gram(*(part[0] for part in sums))))
