@@ -66,6 +66,9 @@ def how_theta_was_found(gathered: Gathered) -> list[Check]:
         f"A mixture of Gaussians that follows the posterior of θ with all weights integrated out, at "
         f"{plural(int(found['evaluations']), 'point')}; they are worth {figure(effective, 2)} independent draws of it."
     )
+    kinds = dict.fromkeys(name.rstrip(" 0123456789") for name in found.get("hyperparameters") or {})
+    if kinds:
+        sentence += f" What is not known of these is in it: {listed(list(kinds))}."
     enough = effective >= EFFECTIVE
     advice = "" if enough else "Refine it with more points (vcal refine), and see how far θ moves."
     value = f"{figure(effective, 2)} draws"
