@@ -18,7 +18,7 @@ from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.posterior import Posterior
 from vcal_dist.predictive import What
 from vcal_dist.priors import ThetaPrior
-from vcal_dist.schedule import affordable
+from vcal_dist.refinement import exact_points
 from vcal_dist.training import train
 from vcal_dist.work import Work
 
@@ -191,7 +191,7 @@ def test_samples_of_hidden_layers_count_as_rows_that_the_refinement_of_theta_may
 
     def evaluations(hidden: tuple[int, ...], observations: int) -> int:
         model = CalibrationModel(1, prior, 1, ModelSettings(eta=GPSettings(hidden=hidden)))
-        return affordable(Work(model, FitSettings(evaluations=512), Totals(100, observations), 0, None))
+        return exact_points(Work(model, FitSettings(evaluations=512), Totals(100, observations), 0, None))[0]
 
     assert evaluations((), 3_906) == evaluations((3,), 488) == 512
     assert evaluations((), 8_000) == evaluations((3,), 1_000) == 250
