@@ -77,8 +77,19 @@ def joined_gram(first: Tensor, second: Tensor, target: Tensor, precision: Tensor
 
 
 def in_frame(sums: Gram, root: Tensor) -> Gram:
-    """The sums for weights v with w = T v, T (..., M, M): what rows φT would give, at a cost without rows."""
-    return sums._replace(G=root.mT @ sums.G @ root, b=(root.mT @ sums.b.unsqueeze(-1)).squeeze(-1))
+    """The sums for weights v of which the first m make up w = T v, T (..., m, m): what rows φT would give, m ≤ M.
+
+    At a cost without rows; where these are fewer than weights, φT costs less.
+    """
+    m = root.shape[-1]
+    top = root.mT @ sums.G[..., :m, :]  # (..., m, M)
+    first = (root.mT @ sums.b[..., :m].unsqueeze(-1)).squeeze(-1)
+    if m == sums.G.shape[-1]:
+        return sums._replace(G=top @ root, b=first)
+    across = top[..., m:]
+    upper = torch.cat([top[..., :m] @ root, across], -1)
+    lower = torch.cat([across.mT, sums.G[..., m:, m:].expand(*across.shape[:-2], -1, -1)], -1)
+    return sums._replace(G=torch.cat([upper, lower], -2), b=torch.cat([first, sums.b[..., m:]], -1))
 
 
 def log_evidence(sums: Gram) -> Tensor:

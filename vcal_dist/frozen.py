@@ -96,7 +96,7 @@ class Frozen:
             self.shared = Shared(*summed[:3])
         (G, log_precision, rows), (b, square) = self.shared, summed[-2:]
         total = Gram(G, b, square, log_precision, rows)
-        total = in_frame(total, self.frame.widen(self.model.width - self.model.eta.width).root)
+        total = in_frame(total, self.frame.root)
         points = self.points if points is None else points
         columns, precision = self._scales(points)  # (P, D), (P, K)
         b, square = total.b.expand(len(points), -1, -1), square.expand(len(points), -1)

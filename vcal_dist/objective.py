@@ -207,13 +207,18 @@ def observations_gram(
         v = point.v.sample(noise, noise.new_zeros(count, 0))  # (S, K, M_η)
         eta = phi @ (m + torch.einsum("kde,ske->skd", R, v)).mT  # (S, B, K)
         return gram(model.phi_g(eta, x, draw).unsqueeze(-3), (y - eta).mT, precision)
-    offset = model.kappa * (phi @ m.mT)  # (S, B, K)
+    target = (y - model.kappa * (phi @ m.mT)).mT  # (S, K, B)
+    phi, few = phi.unsqueeze(-3), len(x) < m.shape[-1]
+    if few:
+        phi = phi @ R  # (S, K, B, M_η)
     phi_delta = None if model.delta is None else model.delta(x, draw)
     if phi_delta is not None and phi_delta.ndim == 2 and len(phi) > 1 and not torch.is_grad_enabled():
-        sums = joined_gram(model.kappa * phi.unsqueeze(-3), phi_delta, (y - offset).mT, precision)
+        sums = joined_gram(model.kappa * phi, phi_delta, target, precision)
     else:
-        sums = gram(model.design(phi, phi_delta).unsqueeze(-3), (y - offset).mT, precision)
-    return in_frame(sums, Frame(m, R).widen(model.width - m.shape[-1]).root)
+        if phi_delta is not None and phi_delta.ndim == 3:  # of samples
+            phi_delta = phi_delta.unsqueeze(-3)
+        sums = gram(model.design(phi, phi_delta), target, precision)
+    return sums if few else in_frame(sums, R)
 
 
 def _evidence(sums: Gram, batch: Runs | Observations) -> Evidence:

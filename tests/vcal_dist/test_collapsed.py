@@ -143,6 +143,16 @@ def test_sums_in_a_frame_are_those_of_features_times_its_root(kit: Any) -> None:
         torch.testing.assert_close(mine.expand_as(its), its)
 
 
+def test_a_frame_of_the_first_weights_leaves_the_others(kit: Any) -> None:
+    phi, target, precision = case(kit)
+    root = kit.frame(2, 3, 5).root
+    features = torch.cat([phi[..., :3] @ root, phi[..., 3:].expand(2, -1, -1)], -1)
+    for mine, its in zip(
+        in_frame(gram(phi.expand(2, -1, -1), target, precision), root), gram(features, target, precision), strict=True
+    ):
+        torch.testing.assert_close(mine.expand_as(its), its)
+
+
 def test_float32_features_are_summed_in_float64(kit: Any) -> None:
     phi = torch.ones(100_000, 1) * 1.1
     sums = gram(phi, phi[:, 0], torch.ones(100_000))

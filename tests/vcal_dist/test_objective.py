@@ -180,16 +180,20 @@ def test_the_bound_of_an_emulator_on_its_own_is_its_evidence(kit: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "additive"])
 @pytest.mark.parametrize("free_kappa", [False, True])
-def test_the_collapsed_evidence_of_observations_is_the_dense_one(kit: Any, kind: Any, free_kappa: bool) -> None:
+@pytest.mark.parametrize("rows", [3, 30])  # fewer than η has weights, and more
+def test_the_collapsed_evidence_of_observations_is_the_dense_one(
+    kit: Any, kind: Any, free_kappa: bool, rows: int
+) -> None:
     model = kit.model(kind, outputs=2, free_kappa=free_kappa)
-    observations = kit.observations(model, 9, missing=True, noise=True)
+    observations = kit.observations(model, rows, missing=True, noise=True)
+    assert (rows < model.eta.width) == (rows == 3)
     frame = kit.frame(2, model.eta.width, 30)
     theta = torch.tensor([0.4], dtype=F64)
     with torch.no_grad():
         value = collapsed_observations(model, CollapsedTheta(model, frame, theta), observations, None).value
-        unit = model.rows_of_theta(theta[None], 9)
+        unit = model.rows_of_theta(theta[None], rows)
         phi = float(model.kappa) * model.phi_eta(observations.x, unit, None)[0].numpy()
-        phi_delta = np.zeros((9, 1)) if model.delta is None else model.delta(observations.x).numpy()
+        phi_delta = np.zeros((rows, 1)) if model.delta is None else model.delta(observations.x).numpy()
         s2 = model.likelihood_y.noise_variance() + model.kappa**2 * model.likelihood_z.noise_variance()
     dense = jacobian(observations)
     for k in range(2):
