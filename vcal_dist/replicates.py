@@ -38,7 +38,7 @@ from vcal_dist.initialise import start_model
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.nature import parts
 from vcal_dist.noise import shared_normal
-from vcal_dist.plan import FitSettings
+from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.rows import keep_out
 from vcal_dist.sbc import LEVELS, Told
@@ -154,6 +154,33 @@ class Emulator:
         tree = tensorfile.read(path)
         return cls(tree["state"], Frame(*tree["frame"]), tree["log_evidence"])
 
+    @classmethod
+    def train(
+        cls, model: CalibrationModel, runs: Runs, design: Observations, settings: FitSettings, seed: int
+    ) -> Emulator:
+        """Trains a model's η on all runs; nothing of it depends on y."""
+        start_model(model, runs, design, seed)
+        frame, evidence = fit_emulator(model, runs, settings, seed=seed)
+        return cls(dict(model.state_dict()), frame, evidence)
+
+    def calibrate(
+        self,
+        model: CalibrationModel,
+        observations: Observations,
+        settings: FitSettings,
+        runs: int,
+        seed: int,
+        *,
+        patient: bool = False,
+    ) -> Fitted:
+        """Goes on with observations, in a model like the one that was trained on so many runs."""
+        model.load_state_dict(self.state)
+        found = Found(frame=self.frame, log_evidence_runs=self.log_evidence)
+        totals = Totals(runs, len(observations.x))
+        work = Work(model, settings, totals, seed, observations, patient=patient, found=found)
+        drive(Schedule(work, phases_of(work)[SHARED_PHASES:]), None, observations)
+        return Fitted.from_work(work)
+
 
 class Replicates:
     """What the replicates of a configuration share: rows that it learns from, the model, and where η comes from."""
@@ -191,11 +218,9 @@ class Replicates:
 
     def train_emulator(self) -> Emulator:
         """Trains η on all runs; `meanfield` has no such stage, and takes the one of `collapsed`."""
-        config, model = self.config, self._model()
-        start_model(model, self.runs, self.design, config.seed)
+        config = self.config
         settings = FitSettings(emulator=config.fit.emulator) if config.fit.weights == "meanfield" else config.fit
-        frame, evidence = fit_emulator(model, self.runs, settings, seed=config.seed)
-        self.emulator = Emulator(dict(model.state_dict()), frame, evidence)
+        self.emulator = Emulator.train(self._model(), self.runs, self.design, settings, config.seed)
         return self.emulator
 
     def draw(self, seed: int, number: int) -> Drawn:
@@ -211,12 +236,9 @@ class Replicates:
         config = self.config
         if not self.shares_emulator:
             return fit(self._model(), self.runs, observations, config.fit, seed=config.seed)
-        emulator = self.emulator
-        assert emulator is not None
-        found = Found(frame=emulator.frame, log_evidence_runs=emulator.log_evidence)
-        work = Work(self._model(emulator), config.fit, self.prepared.totals, config.seed, observations, found=found)
-        drive(Schedule(work, phases_of(work)[SHARED_PHASES:]), None, observations)
-        return Fitted.from_work(work)
+        assert self.emulator is not None
+        runs = self.prepared.totals.runs
+        return self.emulator.calibrate(self._model(), observations, config.fit, runs, config.seed)
 
     def try_simulator(self) -> None:
         """Asks the simulator, if there is one, for two rows at the prior's median: a mistake shows before any work."""

@@ -8,7 +8,8 @@
     radionuclide      the plume at 10 of 88 wells, fresh observations at all of them; θ from the prior
 
 For every parameter the share of truths inside 50, 80, 90 and 95 % intervals, beside what chance leaves of so many
-replicates (99 % binomial band), and for fresh observations of the same process, pooled over replicates, the same.
+replicates (99 % binomial band), and for fresh observations of the same process, pooled over replicates, the same. Each
+may be calibrated a second time with many more points, a Gram matrix each, whose 90 % intervals tell how wide they are.
 """
 
 from __future__ import annotations
@@ -37,17 +38,15 @@ from vcal_dist.assessment import judge_observations
 from vcal_dist.batches import Observations, Scaling
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.config import Config
-from vcal_dist.fitting import drive, fit, fit_emulator
-from vcal_dist.initialise import start_model
-from vcal_dist.plan import Family, FitSettings, StageSettings, Totals
+from vcal_dist.fitting import fit
+from vcal_dist.plan import Family, FitSettings, StageSettings
 from vcal_dist.posterior import Posterior
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.problems import borehole, cell, illustrative, radionuclide
-from vcal_dist.replicates import SHARED_PHASES, Emulator, told
+from vcal_dist.replicates import Emulator, told
 from vcal_dist.sbc import LEVELS, Told, assess
-from vcal_dist.schedule import Schedule, phases_of
 from vcal_dist.transforms import OutputScaling, TransformSettings
-from vcal_dist.work import Fitted, Found, Work
+from vcal_dist.work import Fitted
 
 Array = NDArray[np.float64]
 FRESH = 8  # observations of the illustrative example that judge
@@ -77,6 +76,8 @@ class Outcome(NamedTuple):
     seconds: float
     unrefined: str
     effective: float
+    patient: Told | None = None  # what a calibration with many more points says
+    patient_effective: float = 0.0
 
 
 class Setup(NamedTuple):
@@ -210,23 +211,48 @@ EXPERIMENTS = {
 # --- one replicate ----------------------------------------------------------------------------------------------------
 
 
-def one(name: str, number: int, weights: Family, steps: int | None, shared: str | None) -> Outcome:
-    """Calibrates a replicate; `shared` is where the emulator of all replicates lies."""
+class Asked(NamedTuple):
+    """How each replicate is calibrated."""
+
+    name: str
+    weights: Family = "collapsed"
+    steps: int | None = None  # of meanfield
+    against: int | None = None  # evaluations of another calibration, to compare widths with
+    shared: str | None = None  # where the emulator of all replicates lies
+
+
+def one(asked: Asked, number: int) -> Outcome:
+    """Calibrates a replicate."""
     torch.set_num_threads(1)
-    data, setup = EXPERIMENTS[name].make(number)
-    scaling, model, observations = _prepared(data, setup)
-    settings = replace(setup.fit, weights=weights) if weights != "meanfield" else _meanfield(steps)
+    data, setup = EXPERIMENTS[asked.name].make(number)
+    meanfield = asked.weights == "meanfield"
+    settings = _meanfield(asked.steps) if meanfield else replace(setup.fit, weights=asked.weights)
     begun = time.perf_counter()
-    if shared is None or weights == "meanfield":
-        fitted = fit(model, _runs(scaling, data), observations, settings, seed=number)
-    else:
-        fitted = _go_on(model, observations, settings, len(data.z), Path(shared), number)
+    scaling, fitted = _calibrated(asked, number, settings)
     seconds = time.perf_counter() - begun
     posterior = Posterior.from_fitted(setup.problem, scaling, fitted)
     judged = judge_observations(posterior, data.fresh_x, data.fresh_y, data.fresh_noise, leave_one_out=False)
-    effective = 0.0 if fitted.adapted is None else fitted.adapted.effective
     truth = torch.from_numpy(data.theta)
-    return Outcome(told(fitted.theta, truth), judged.pit[:, 0].tolist(), seconds, fitted.unrefined, effective)
+    outcome = Outcome(
+        told(fitted.theta, truth), judged.pit[:, 0].tolist(), seconds, fitted.unrefined, _effective(fitted)
+    )
+    if asked.against is None:
+        return outcome
+    patient = _calibrated(asked, number, replace(settings, evaluations=asked.against), patient=True)[1]
+    return outcome._replace(patient=told(patient.theta, truth), patient_effective=_effective(patient))
+
+
+def _effective(fitted: Fitted) -> float:
+    return 0.0 if fitted.adapted is None else fitted.adapted.effective
+
+
+def _calibrated(asked: Asked, number: int, settings: FitSettings, *, patient: bool = False) -> tuple[Scaling, Fitted]:
+    data, setup = EXPERIMENTS[asked.name].make(number)
+    scaling, model, observations = _prepared(data, setup)
+    if asked.shared is None:
+        return scaling, fit(model, _runs(scaling, data), observations, settings, seed=number)
+    emulator = Emulator.load(Path(asked.shared))
+    return scaling, emulator.calibrate(model, observations, settings, len(data.z), number, patient=patient)
 
 
 def _prepared(data: Data, setup: Setup) -> tuple[Scaling, CalibrationModel, Observations]:
@@ -253,54 +279,37 @@ def _meanfield(steps: int | None) -> FitSettings:
 
 
 def _train_emulator(name: str, path: Path) -> None:
-    """The emulator of all replicates: nothing of it depends on the observations."""
+    """The emulator of all replicates."""
     data, setup = EXPERIMENTS[name].make(0)
     scaling, model, observations = _prepared(data, setup)
-    runs = _runs(scaling, data)
-    start_model(model, runs, observations, 0)
-    frame, evidence = fit_emulator(model, runs, setup.fit)
-    Emulator(dict(model.state_dict()), frame, evidence).save(path)
-
-
-def _go_on(
-    model: CalibrationModel, observations: Observations, settings: FitSettings, runs: int, shared: Path, seed: int
-) -> Fitted:
-    emulator = Emulator.load(shared)
-    model.load_state_dict(emulator.state)
-    found = Found(frame=emulator.frame, log_evidence_runs=emulator.log_evidence)
-    work = Work(model, settings, Totals(runs, len(observations.x)), seed, observations, found=found)
-    drive(Schedule(work, phases_of(work)[SHARED_PHASES:]), None, observations)
-    return Fitted.from_work(work)
+    Emulator.train(model, _runs(scaling, data), observations, setup.fit, 0).save(path)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def run(
-    name: str, *, replicates: int | None = None, weights: Family = "collapsed", steps: int | None = None
-) -> dict[str, Any]:
+def run(asked: Asked, *, replicates: int | None = None) -> dict[str, Any]:
     """Everything that one experiment says, over all replicates."""
-    experiment = EXPERIMENTS[name]
+    experiment = EXPERIMENTS[asked.name]
     count = replicates or experiment.replicates
     with tempfile.TemporaryDirectory(prefix="vcal-bench-") as folder:
-        shared = None
-        if experiment.shares_runs and weights != "meanfield":
+        if experiment.shares_runs and asked.weights != "meanfield":
             note("training the emulator")
-            shared = str(Path(folder) / "emulator.safetensors")
-            _train_emulator(name, Path(shared))
+            path = Path(folder) / "emulator.safetensors"
+            _train_emulator(asked.name, path)
+            asked = asked._replace(shared=str(path))
         outcomes = []
-        for done, outcome in enumerate(_parallel(name, count, weights, steps, shared), 1):
+        for done, outcome in enumerate(_parallel(asked, count), 1):
             outcomes.append(outcome)
             if done % max(1, count // 20) == 0:
                 note(f"{done} of {count}")
-    return summarise(name, outcomes, weights)
+    return summarise(asked.name, outcomes, asked.weights)
 
 
-def _parallel(name: str, count: int, weights: Family, steps: int | None, shared: str | None) -> Iterator[Outcome]:
+def _parallel(asked: Asked, count: int) -> Iterator[Outcome]:
     workers = min(count, len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        asked = [pool.submit(one, name, number, weights, steps, shared) for number in range(count)]
-        for future in as_completed(asked):
+        for future in as_completed([pool.submit(one, asked, number) for number in range(count)]):
             yield future.result()
 
 
@@ -316,6 +325,9 @@ def summarise(name: str, outcomes: list[Outcome], weights: str) -> dict[str, Any
         found[f"{parameter.name} error"] = f"mean {statistics.mean(errors):.4g}, largest {max(errors):.4g}"
         found[f"{parameter.name} sd"] = statistics.mean(outcome.told.sd[j] for outcome in outcomes)
         found[f"{parameter.name} verdict"] = f"{parameter.verdict} (p = {parameter.p:.2g})"
+        ratios = [_width(outcome.told, j) / _width(outcome.patient, j) for outcome in outcomes if outcome.patient]
+        if ratios:
+            found[f"{parameter.name} width beside that of many points"] = f"{min(ratios):.2f} to {max(ratios):.2f}"
     inside = [
         all(
             low <= truth <= high
@@ -330,5 +342,12 @@ def summarise(name: str, outcomes: list[Outcome], weights: str) -> dict[str, Any
     found["fresh observations"] = len(pit)
     found["not compared with the exact posterior"] = sum(bool(outcome.unrefined) for outcome in outcomes)
     found["effective draws, median"] = statistics.median(outcome.effective for outcome in outcomes)
+    if any(outcome.patient for outcome in outcomes):
+        found["effective draws of many points, least"] = min(outcome.patient_effective for outcome in outcomes)
     found["seconds, median"] = statistics.median(outcome.seconds for outcome in outcomes)
     return found
+
+
+def _width(told: Told, j: int) -> float:
+    low, high = told.intervals[0.9][j]
+    return high - low

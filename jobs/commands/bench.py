@@ -49,12 +49,20 @@ def coverage(
         "collapsed"
     ),
     steps: Annotated[int | None, typer.Option(min=1, help="Of each stage of meanfield. [its default]")] = None,
+    against: Annotated[
+        int | None,
+        typer.Option(min=200, help="Calibrates again with so many evaluations, and compares the widths. [off]"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """How often intervals of θ and of fresh observations hold what they promise, over replicates of an experiment."""
-    from jobs.bench.coverage import run
+    from jobs.bench.coverage import Asked, run
 
-    found = run(experiment, replicates=replicates, weights=weights, steps=steps)
+    if against is not None and weights != "collapsed":
+        raise typer.BadParameter(
+            f"weights are '{weights}'; only collapsed ones have evaluations", param_hint="--against"
+        )
+    found = run(Asked(experiment, weights, steps, against), replicates=replicates)
     _show(f"vcal bench coverage {experiment}", found, json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,22 @@ from vcal_dist.sbc import LEVELS, Told
 def test_replicates_share_an_emulator_and_cover(tmp_path: Path) -> None:
     shared = tmp_path / "emulator.safetensors"
     coverage._train_emulator("borehole_small", shared)
-    outcomes = [coverage.one("borehole_small", number, "collapsed", None, str(shared)) for number in range(2)]
+    asked = coverage.Asked("borehole_small", shared=str(shared))
+    outcomes = [
+        coverage.one(asked._replace(against=900), 0),  # little more than the default has
+        coverage.one(asked, 1),
+    ]
     for outcome in outcomes:
         assert outcome.unrefined == ""
         assert outcome.effective > 40
         assert len(outcome.predictive) == 200
         assert abs(outcome.told.mean[0] - outcome.told.truth[0]) < 0.05  # rw
+    assert outcomes[0].patient_effective > 40
+    assert outcomes[1].patient is None
     found = coverage.summarise("borehole_small", outcomes, "collapsed")
+    for parameter in ("rw", "r", "Tl"):
+        low, high = (float(part) for part in found[f"{parameter} width beside that of many points"].split(" to "))
+        assert 0.5 < low == high < 2
     assert found["replicates"] == 2
     assert found["fresh observations"] == 400
     assert found["rw verdict"].startswith("too few replicates")
@@ -64,10 +74,13 @@ def test_coverage_is_counted() -> None:
     def outcome(inside: bool) -> coverage.Outcome:
         interval = (0.0, 1.0) if inside else (2.0, 3.0)
         told = Told((0.5,) * 3, (0.5,) * 3, (0.6,) * 3, (0.1,) * 3, {level: [interval] * 3 for level in LEVELS})
-        return coverage.Outcome(told, [0.5, 0.01], 1.0, "", 100.0)
+        wider = replace(told, intervals={level: [(0.0, 2.0)] * 3 for level in LEVELS})
+        return coverage.Outcome(told, [0.5, 0.01], 1.0, "", 100.0, wider, 70.0)
 
     found = coverage.summarise("borehole_1000", [outcome(True)] * 3 + [outcome(False)], "collapsed")
     assert found["rw in 90 %"].startswith("0.750")
     assert found["all parameters in 95 %"] == "3 of 4"
     assert found["fresh observations in 90 %"] == 0.5
+    assert found["rw width beside that of many points"] == "0.50 to 0.50"
+    assert found["effective draws of many points, least"] == 70.0
     assert found["Tl error"] == "mean 0.1, largest 0.1"
