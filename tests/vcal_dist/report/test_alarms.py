@@ -30,7 +30,7 @@ QUICK = merge(SOUND, {"fit": {"evaluations": 0}})
 
 def checks_of(folder: Path, **case: Any) -> dict[str, Check]:
     """The checks of a calibration of one parameter, by their names."""
-    run = trained(folder, parameters=1, observations=80, **case)
+    run = trained(folder, parameters=1, **{"observations": 80, **case})
     return {check.name: check for check in diagnose(gather(run, Posterior.load(run))).checks}
 
 
@@ -109,3 +109,21 @@ def test_a_parameter_that_the_discrepancy_can_stand_for_is_told(tmp_path: Path) 
     assert check.status == "care"
     assert check.sentence.startswith("Not identifiable separately from the discrepancy, which can do the same: t0")
     assert "model.delta.amplitude" in check.advice
+
+
+def waved(x: Array, t: Array, outputs: int) -> Array:
+    """Nature, which has one θ throughout, has a wave more than the simulator."""
+    return t[:, :1] * x + (0.3 * np.sin(7 * x) if np.ptp(t) == 0 else 0.0)
+
+
+def test_an_answer_that_rests_on_a_wrong_prior_of_the_discrepancy_is_told(
+    tmp_path: Path, sound: dict[str, Check]
+) -> None:
+    wrong = {"delta": {"amplitude": 0.02}, "likelihood_y": {"noise": 0.1, "learn_noise": False}}
+    check = checks_of(tmp_path, simulator=waved, observations=30, **merge(SOUND, {"model": wrong}))[
+        "Prior of the discrepancy"
+    ]
+    assert check.status == "care"
+    assert "t0" in check.sentence
+    assert "model.delta" in check.advice
+    assert sound["Prior of the discrepancy"].status == "good"

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from vcal_dist.mixture import Mixture, adapt
 from vcal_dist.posterior import Posterior
 from vcal_dist.report import Gathered, gather
 from vcal_dist.report.content import Status
 from vcal_dist.report.way_checks import importance_weights, most_pareto_k, starts_agree
+from vcal_dist.way import pareto_k
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,21 @@ def test_weights_with_a_heavy_tail_are_told(
     assert advice in check.advice
     assert bool(check.advice) == (status != "good")
     assert "Vehtari" in check.threshold
+
+
+@pytest.mark.parametrize(("width", "status"), [(0.02, "bad"), (5.0, "good")])
+def test_points_that_miss_a_bent_and_narrow_posterior_are_told(small: Gathered, width: float, status: Status) -> None:
+    def bent(points: Tensor) -> Tensor:
+        """N(0, I), and every coordinate near to twice the square of the one before it."""
+        away = (points[:, 1:] - 2 * points[:, :-1].square()) / width
+        return -0.5 * points.square().sum(-1) - 0.5 * away.square().sum(-1)
+
+    one = torch.eye(6, dtype=torch.float64)
+    start = Mixture(torch.zeros_like(one[:1]), 0.05 * one[None], torch.zeros_like(one[0, :1]))
+    sample = adapt(bent, start, evaluations=300, seed=0)
+    (check,) = importance_weights(found(small, pareto_k=pareto_k(sample), evaluations=len(sample.points)))
+    assert check.status == status
+    assert (sample.effective < 10) == (status == "bad")
 
 
 def test_without_weights_nothing_is_said_of_them(small: Gathered) -> None:
