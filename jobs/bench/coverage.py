@@ -51,6 +51,7 @@ from vcal_dist.work import Fitted
 Array = NDArray[np.float64]
 FRESH = 8  # observations of the illustrative example that judge
 TRUTHS = 2026  # seed of the borehole's θ
+LEAST = 1e-3  # of a root of a current, in standard deviations of those of the runs: there is none of 0
 
 
 class Data(NamedTuple):
@@ -139,7 +140,7 @@ def _cell(number: int) -> tuple[Data, Setup]:
     K = (delta.amplitude * scale) ** 2 * (1 + s + s**2 / 3) * np.exp(-s)
     noise = config.model.likelihood_y.noise * scale
     drawn = np.linalg.cholesky(K + 1e-12 * np.eye(len(x))) @ rng.standard_normal((len(x), 1))
-    y = np.square(np.maximum(root + drawn + noise * rng.standard_normal(root.shape), 0.0))
+    y = np.square(np.maximum(root + drawn + noise * rng.standard_normal(root.shape), LEAST * scale))
     seen = len(data.x)
     setup = Setup(
         cell.problem(), replace(config.model, seed=number), config.fit, config.transforms["current"], torch.float64
