@@ -57,6 +57,7 @@ class Frozen:
         self.nature = nature  # what of ζ points move: amplitude and noise, if anything
         self.shared = shared  # what an earlier pass has found, with the same centre
         self.sums: list[Tensor] | None = None
+        self.summed: list[Tensor] | None = None  # over all processes, once it was asked for
 
     @torch.no_grad()
     def take(self, observations: Observations) -> None:
@@ -81,7 +82,7 @@ class Frozen:
             parts = [sums.G, sums.log_precision, sums.rows, *parts]
         if self.sums is not None:
             parts = [total + part for total, part in zip(self.sums, parts, strict=True)]
-        self.sums = parts
+        self.sums, self.summed = parts, None
 
     @torch.no_grad()
     def log_density(self, points: Tensor | None = None) -> Tensor:
@@ -91,10 +92,11 @@ class Frozen:
         """
         if self.sums is None:
             raise ModelError("there are no observations; θ needs at least 1")
-        summed = sum_over_ranks(self.sums, symmetric=int(self.shared is None))
+        if self.summed is None:
+            self.summed = sum_over_ranks(self.sums, symmetric=int(self.shared is None))
         if self.shared is None:
-            self.shared = Shared(*summed[:3])
-        (G, log_precision, rows), (b, square) = self.shared, summed[-2:]
+            self.shared = Shared(*self.summed[:3])
+        (G, log_precision, rows), (b, square) = self.shared, self.summed[-2:]
         total = Gram(G, b, square, log_precision, rows)
         total = in_frame(total, self.frame.root)
         points = self.points if points is None else points
@@ -146,4 +148,4 @@ class Frozen:
         self.shared = None if state["shared"] is None else Shared(*state["shared"])
         if sums is not None and rank() > 0:
             sums = [torch.zeros_like(part) for part in sums]
-        self.sums = sums
+        self.sums, self.summed = sums, None

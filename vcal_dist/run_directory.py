@@ -37,21 +37,18 @@ OWN = (CONFIG, ROWS, VERSIONS, "metrics.csv", "posterior.safetensors", "posterio
 GLANCE = 0.2  # seconds, many times what a look at the lock takes: `is_held` holds it for a moment
 WAIT = 600.0  # seconds that other processes wait for the first
 PACKAGES = ("vcal-dist", "torch", "lightning", "numpy", "zarr", "dask", "ray", "arviz")
-# What may change between an interrupted run and the one that goes on with it.
-FREE = (
-    "output",
-    "generate",
+WHERE = (  # and how something is computed, and not what
     "devices.accelerator",
     "devices.devices",
     "devices.num_nodes",
     "devices.backend",
     "devices.threads",
-    "checkpoints",
-    "record_every",
     "data.memory",
     "data.resident",
     "data.scheduler",
 )
+# What may change between an interrupted run and the one that goes on with it.
+FREE = ("output", "generate", "checkpoints", "record_every", *WHERE)
 
 
 class Before(NamedTuple):

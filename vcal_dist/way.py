@@ -9,7 +9,7 @@ import torch
 
 from vcal_dist.leave_one_out import smoothed
 from vcal_dist.mixture import Adapted
-from vcal_dist.nature import NOISE, Nature
+from vcal_dist.nature import NOISE, Nature, parts
 from vcal_dist.plan import Family
 from vcal_dist.power_scaling import power_scaling_sensitivity
 from vcal_dist.work import Fitted
@@ -39,6 +39,7 @@ def way(fitted: Fitted, family: Family) -> dict[str, Any]:
             for start in fitted.followed
         ],
         "hyperparameters": hyperparameters(fitted) if carried else {},
+        "points": [part.name for part in parts(fitted.model) if part.name not in fitted.integrated] if carried else [],
         "sensitivity": sensitivity(fitted) if carried else None,
     }
 

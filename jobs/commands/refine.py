@@ -12,16 +12,6 @@ if TYPE_CHECKING:
     from vcal_dist.posterior import Posterior
     from vcal_dist.refined import Moved
 
-KEYS = (  # that say where and how, and not what
-    "devices.accelerator",
-    "devices.devices",
-    "devices.num_nodes",
-    "devices.backend",
-    "devices.threads",
-    "data.memory",
-    "data.resident",
-    "data.scheduler",
-)
 FAR, NEAR = 0.25, 0.05  # total-variation distance
 
 
@@ -52,12 +42,13 @@ def refine(
     from jobs.run_state import finished_run
     from vcal_dist.errors import ConfigError
     from vcal_dist.refined import refine as refined
+    from vcal_dist.run_directory import WHERE
     from vcal_dist.training import is_first
 
     for override in overrides or []:
         key = override.partition("=")[0].strip()
-        if key not in KEYS:
-            raise ConfigError(f"'{key}' cannot be changed when a run is refined; accepted: {', '.join(KEYS)}")
+        if key not in WHERE:
+            raise ConfigError(f"'{key}' cannot be changed when a run is refined; accepted: {', '.join(WHERE)}")
     changes: dict[str, Any] = overridden({}, overrides or [])
     with finished_run(run, "refine") as (place, _, _):
         posterior, moved = refined(place, evaluations=evaluations, changes=changes, say=say)

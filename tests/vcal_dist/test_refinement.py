@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.vcal_dist.training_kit import PASS_ROWS, Enough, Some, assert_same, config, make_store, small_passes
-from vcal_dist import phases, refinement
+from vcal_dist import exact_refinement, phases, refinement, streamed_refinement
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
@@ -193,7 +193,7 @@ def test_starts_that_lead_nowhere_leave_what_training_found(kit: Any, monkeypatc
     def fail(*_: Any, **__: Any) -> None:
         raise ModelError("no value")
 
-    monkeypatch.setattr(refinement, "close", fail)
+    monkeypatch.setattr(exact_refinement, "close", fail)
     model, runs, rows = setting(kit, "none")
     fitted = fit(model, runs, rows, QUICK)
     assert fitted.adapted is not None
@@ -214,6 +214,7 @@ def test_the_record_says_how_theta_was_found(kit: Any) -> None:
     noise = found["hyperparameters"]["noise"]
     assert noise["low"] < noise["median"] < noise["high"]
     assert noise["low"] < 0.3 < noise["high"]
+    assert found["points"] == []
     assert list(found["sensitivity"]) == ["t0"]
     assert 0 <= found["sensitivity"]["t0"] < 1
 
@@ -227,7 +228,7 @@ def test_it_goes_on_from_any_batch_of_any_round(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("vcal_dist.rows.AT_HAND", 100)
     monkeypatch.setattr(phases, "PASS_ROWS", PASS_ROWS)
     monkeypatch.setattr(phases.Compress, "feed", phases.Compress.feed)
-    monkeypatch.setattr(refinement.Refining, "feed", phases.Feed(None, PASS_ROWS, None))
+    monkeypatch.setattr(streamed_refinement.Refining, "feed", phases.Feed(None, PASS_ROWS, None))
     small_passes(PASS_ROWS)
     store = tmp_path / "s.zarr"
     make_store(store, observations=300)
@@ -238,6 +239,7 @@ def test_it_goes_on_from_any_batch_of_any_round(tmp_path: Path, monkeypatch: pyt
     whole = train(asked("whole"), progress=False)
     assert whole.record["theta"]["unrefined"] == ""
     assert whole.record["theta"]["evaluations"] >= 126  # six rounds of 21, or more
+    assert LENGTHSCALES in whole.record["theta"]["points"]
     attempts = 0
     while True:
         attempts += 1

@@ -150,7 +150,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "in the middle of a pass": ("at", {"phase": "compression", "batch": 2}),
     "in the screening": ("in", {"module": "vcal_dist.schedule", "function": "screen_theta"}),
     "in the closing": ("at", {"phase": "closing", "batch": 0}),
-    "in the refinement": ("in", {"module": "vcal_dist.refinement", "function": "adapt"}),
+    "in the refinement": ("in", {"module": "vcal_dist.exact_refinement", "function": "adapt"}),
     "in the assessment": ("in", {"module": "vcal_dist.training", "function": "assess_observations"}),
     "while writing draws": ("while writing", {"name": "posterior.nc", "count": 1}),
     "while writing the posterior": ("while writing", {"name": "posterior.safetensors", "count": 1}),

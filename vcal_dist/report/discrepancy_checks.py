@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from vcal_dist.fullrank import FullRank
 from vcal_dist.identifiability import shared_with_discrepancy, variance_inflation
+from vcal_dist.nature import LENGTHSCALES
 from vcal_dist.report.check import Check
 from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered
@@ -93,6 +94,8 @@ def sensitivity_to_discrepancy(gathered: Gathered) -> list[Check]:
             "Say why the discrepancy should be as large and as smooth as model.delta says (amplitude, lengthscale, "
             "spread), or calibrate with other values too and quote both answers."
         )
+    if LENGTHSCALES in (gathered.record["theta"].get("points") or []):
+        sentence += " That is the prior of its amplitude: length scales are taken as training found them."
     status: Status = "care" if moved else "good"
     value = f"at most {figure(most, 2)}"
     return [Check("Prior of the discrepancy", status, value, sentence, advice, most, SENSITIVITY_THRESHOLD, found)]

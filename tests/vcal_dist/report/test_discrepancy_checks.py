@@ -10,6 +10,7 @@ import torch
 from tests.vcal_dist.conftest import Kit
 from tests.vcal_dist.plots.charts_kit import random_posterior
 from vcal_dist.fullrank import Arrow, FullRank
+from vcal_dist.nature import LENGTHSCALES
 from vcal_dist.posterior import Posterior
 from vcal_dist.report.content import Status
 from vcal_dist.report.discrepancy_checks import sensitivity_to_discrepancy, theta_and_discrepancy
@@ -73,5 +74,7 @@ def test_an_answer_that_rests_on_the_discrepancys_prior_is_told() -> None:
     assert check.sentence == "The answer for b (0.20) depends on what is assumed of the discrepancy."
     (check,) = sensitivity_to_discrepancy(gathered(posterior, sensitivity={"a": 0.01, "b": 0.05}))
     assert (check.status, check.advice) == ("good", "")
+    many = gathered(posterior, sensitivity={"a": 0.01}, points=[LENGTHSCALES])
+    assert sensitivity_to_discrepancy(many)[0].sentence.endswith("length scales are taken as training found them.")
     for way in ({}, {"sensitivity": None}, {"sensitivity": {}}):
         assert sensitivity_to_discrepancy(gathered(posterior, **way)) == []

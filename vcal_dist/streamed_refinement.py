@@ -1,0 +1,153 @@
+"""Importance sampling of θ̃, δ's amplitude and σ_y where rows are many: all points of a round in one pass over them.
+
+The points of a round share a Gram matrix (`vcal_dist.frozen`); δ's length scales are taken as known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcal_dist.collective import vote
+from vcal_dist.frozen import Frozen, Shared
+from vcal_dist.mixture import Adaptation, Adapted, Mixture, marginal
+from vcal_dist.nature import Nature
+from vcal_dist.passes import Pin
+from vcal_dist.phases import NO_VOTE, PASS_ROWS, Batch, Feed, Outcome, Reading, blocks
+from vcal_dist.settling import beside, carries, centre_of, most_probable, settle, started, started_mixture
+from vcal_dist.work import Work
+
+NEWTON_STEPS, SMALL = 12, 0.005  # SMALL: of ζ, for differences
+
+
+class Refining(Reading):
+    """Rounds of importance sampling, a pass over all observations each; then the weights around each component."""
+
+    name = "refinement"
+    feed = Feed(None, PASS_ROWS, None)
+
+    def __init__(self, work: Work, evaluations: int, nature: Nature) -> None:
+        self.work, self.evaluations = work, evaluations
+        self.nature = nature
+        self.adaptation: Adaptation | None = None
+        self.pins: list[Pin] = []
+        if self.nature.dim:  # a first pass tells ζ where the mode is
+            self.frozen: Frozen | None = self._pass(torch.cat([centre_of(work), self.nature.read().detach()])[None])
+        else:
+            self._begin(started_mixture(work))
+
+    def _begin(self, start: Mixture) -> None:
+        self.adaptation = Adaptation(start, evaluations=self.evaluations, seed=self.work.seed)
+        self.frozen = self._pass(self.adaptation.propose())
+
+    def _pass(self, points: Tensor, shared: Shared | None = None) -> Frozen:
+        frame = self.work.found.frame
+        assert frame is not None
+        return Frozen(self.work.model, frame, centre_of(self.work), points, self.nature, shared)
+
+    def _with_nature(self, first: Frozen) -> Mixture:
+        """q(θ̃) of the closing, and beside it ζ given θ̃ at the mode, for which no more rows are needed."""
+
+        def density(zeta: Tensor) -> Tensor:
+            return first.log_density(torch.cat([first.centre.expand(len(zeta), -1), zeta], 1))
+
+        here = first.points[0, self.work.model.prior.dim :]
+        return beside(started_mixture(self.work), *_laplace(density, here))
+
+    def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
+        assert batch.observations is not None
+        for block in blocks(batch.observations):
+            for taker in self.pins if self.frozen is None else [self.frozen]:
+                taker.take(block)
+        return Outcome(None, vote(votes, self.work.device))
+
+    def turn(self) -> bool:
+        found = self.work.found
+        if self.frozen is None:
+            turned = [pinned.turn() for pinned in self.pins]  # all of them
+            if not all(turned):
+                return False
+            assert found.adapted is not None
+            found.components = [pinned.q for pinned in self.pins]
+            found.log_weights = self._mixture(found.adapted).log_weights
+            return True
+        if self.adaptation is None:
+            first = self.frozen
+            first.log_density()  # which finds what all passes share
+            self._begin(self._with_nature(first))
+            self.frozen.shared = first.shared
+            return False
+        self.adaptation.take(self.frozen.points, self.frozen.log_density())
+        if not self.adaptation.done:
+            self.frozen = self._pass(self.adaptation.propose(), self.frozen.shared)
+            return False
+        self.frozen, found.adapted, found.integrated = None, self.adaptation.result(), self.nature.kinds
+        if not carries(self.work, found.adapted):
+            return True
+        if self.work.complete:
+            settle(self.work, found.adapted, self.nature)
+            return True
+        if self.nature.dim:
+            self.nature.put(most_probable(found.adapted, self.work.model.prior.dim))
+        self.pins = self._pins(found.adapted)
+        return False
+
+    def _pins(self, adapted: Adapted) -> list[Pin]:
+        mixture, model, key = self._mixture(adapted), self.work.model, (self.work.seed, 5)
+        return [
+            Pin(model, started(self.work, mean), mean, covariance, key)
+            for mean, covariance in zip(mixture.means, mixture.covariances, strict=True)
+        ]
+
+    def _mixture(self, adapted: Adapted) -> Mixture:
+        return marginal(adapted, self.work.model.prior.dim) if self.nature.dim else adapted.mixture
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "start": None if self.adaptation is None else self.adaptation.start,
+            "adaptation": None if self.adaptation is None else self.adaptation.state(),
+            "frozen": None if self.frozen is None else self.frozen.state(),
+            "pins": [pinned.state() for pinned in self.pins],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state["adaptation"] is not None:
+            self._begin(Mixture(*state["start"]))
+            assert self.adaptation is not None
+            self.adaptation.load(state["adaptation"])
+        if state["frozen"] is not None:
+            assert self.frozen is not None
+            self.frozen.load(state["frozen"])
+            return
+        assert self.adaptation is not None
+        self.frozen, self.pins = None, self._pins(self.adaptation.result())
+        for pinned, saved in zip(self.pins, state["pins"], strict=True):
+            pinned.load(saved)
+
+
+def _laplace(density: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a Gaussian at the mode, by Newton steps with differences of values; prior's N(0, I)."""
+    here, d = start, len(start)
+    identity = torch.eye(d, dtype=start.dtype, device=start.device)
+    covariance = identity
+    pairs = [(i, j) for i in range(d) for j in range(i)]
+    for _ in range(NEWTON_STEPS):
+        moves = [0 * here, *identity, *(-identity), *(identity[i] + identity[j] for i, j in pairs)]
+        value = density(here + SMALL * torch.stack(moves))
+        if not bool(value.isfinite().all()):
+            break
+        middle, up, down, both = value[0], value[1 : d + 1], value[d + 1 : 2 * d + 1], value[2 * d + 1 :]
+        H = torch.diag(2 * middle - up - down) / SMALL**2
+        for (i, j), found in zip(pairs, both, strict=True):
+            H[i, j] = H[j, i] = (up[i] + up[j] - middle - found) / SMALL**2
+        values, vectors = torch.linalg.eigh(H)
+        covariance = (vectors / values.clamp_min(1.0)) @ vectors.mT  # never wider than the prior
+        newton = covariance @ ((up - down) / (2 * SMALL))
+        length = float((newton @ torch.linalg.solve(covariance, newton)).sqrt())  # in standard deviations
+        here = here + newton / max(1.0, float(newton.norm()))
+        if length < 0.1:
+            break
+    return here, covariance
