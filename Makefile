@@ -15,7 +15,7 @@ demo: $(VENV)/installed ## install, then run the main job on the borehole exampl
 	$(BIN)/vcal demo
 
 test: lint ## install with the test extras, then lint, types and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
 
 test-gpu: $(VENV)/installed-test ## on a machine with CUDA: equivalence tests on all its GPUs, and the benchmark
 	@$(BIN)/python -c 'import sys, torch; n = torch.cuda.device_count(); print(n, "CUDA device(s), torch", torch.__version__); sys.exit(n == 0 and "no CUDA device is visible to torch; install a CUDA build of torch into $(VENV), or use make test" or 0)'
