@@ -44,14 +44,20 @@ def coverage(
         ],
         typer.Argument(help="Whose truths and data are drawn again and again."),
     ],
-    replicates: Annotated[int | None, typer.Option(min=1, help="How many. [as many as the experiment has]")] = None,
+    replicates: Annotated[
+        int | None, typer.Option(min=1, help="How many.", show_default="as many as the experiment has")
+    ] = None,
     weights: Annotated[Literal["collapsed", "fullrank", "meanfield"], typer.Option(help="Family of weights.")] = (
         "collapsed"
     ),
-    steps: Annotated[int | None, typer.Option(min=1, help="Of each stage of meanfield. [its default]")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Of each stage of meanfield.", show_default="its default")
+    ] = None,
     against: Annotated[
         int | None,
-        typer.Option(min=200, help="Calibrates again with so many evaluations, and compares the widths. [off]"),
+        typer.Option(
+            min=200, help="Calibrates again with so many evaluations, and compares the widths.", show_default="off"
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -29,7 +29,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, to see that it works.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Directory to write to. [runs/reproduce, or -quick]"),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Directory to write to.", show_default="runs/reproduce, or -quick"
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:

@@ -14,13 +14,20 @@ def slurm(
         list[str],
         typer.Argument(metavar="-- train|sweep CONFIG ...", help="What to run, after two dashes.", show_default=False),
     ],
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes. [devices.num_nodes, or 1 with Ray]")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes.", show_default="devices.num_nodes, or 1 with Ray")
+    ] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=0, help="GPUs of each node, and as many processes. [devices.devices]")
+        int | None,
+        typer.Option(min=0, help="GPUs of each node, and as many processes.", show_default="devices.devices"),
     ] = None,
     cpus_per_task: Annotated[
         int | None,
-        typer.Option(min=1, help="CPUs of each process; with Ray, of each node. [1; with Ray, one for each process]"),
+        typer.Option(
+            min=1,
+            help="CPUs of each process; with Ray, of each node.",
+            show_default="1; with Ray, one for each process",
+        ),
     ] = None,
     mem: Annotated[str | None, typer.Option(help="Memory of each node, e.g. 64G.")] = None,
     time: Annotated[
@@ -31,7 +38,7 @@ def slurm(
     ] = None,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Account that pays.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job. [from the output's]")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.", show_default="from the output's")] = None,
     sbatch: Annotated[
         list[str] | None,
         typer.Option(metavar="OPTION", help="Another option of sbatch, as --sbatch=--constraint=a100; repeatable."),

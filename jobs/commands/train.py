@@ -51,18 +51,21 @@ def train(
         str | None,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="Processes on Ray; from MIN to MAX as the cluster has room. [1]",
+            help="Processes on Ray; from MIN to MAX as the cluster has room.",
+            show_default="1",
             callback=_checked_workers,
         ),
     ] = None,
     gpus_per_worker: Annotated[
-        float | None, typer.Option(help="GPUs of each process on Ray. [1 where the cluster has GPUs]")
+        float | None, typer.Option(help="GPUs of each process on Ray.", show_default="1 where the cluster has GPUs")
     ] = None,
     cpus_per_worker: Annotated[
-        int | None, typer.Option(min=1, help="CPUs of each process on Ray. [what the cluster has, shared out]")
+        int | None,
+        typer.Option(min=1, help="CPUs of each process on Ray.", show_default="what the cluster has, shared out"),
     ] = None,
     retries: Annotated[
-        int | None, typer.Option(min=0, help="How often training on Ray goes on after a process or a node died. [3]")
+        int | None,
+        typer.Option(min=0, help="How often training on Ray goes on after a process or a node died.", show_default="3"),
     ] = None,
 ) -> None:
     """Train a calibration and write its posterior; the same command again goes on where it stopped.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import storage
 from jobs import console
-from jobs.cli import main
+from jobs.cli import app, main
 from jobs.commands.many_values import spread
 
 
@@ -36,6 +39,18 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert vcal(command, "--help") == 0
     assert f"Usage: vcal {command}" in capsys.readouterr().out
+
+
+def test_no_help_has_brackets_that_rich_would_swallow() -> None:
+    def texts(command: Any) -> Iterator[str]:
+        for parameter in command.params:
+            yield parameter.help or ""
+        for each in getattr(command, "commands", {}).values():
+            yield from texts(each)
+
+    found = list(texts(typer.main.get_command(app)))
+    assert len(found) > 50
+    assert [text for text in found if re.search(r"\[[a-z0-9]", text)] == []
 
 
 def test_commands_that_are_shown_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +109,7 @@ def test_a_bug_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_exits_130() -> None:
     script = """
 import time, storage
-from jobs.cli import main
+from jobs.cli import app, main
 def slow(*_):
     print("started", flush=True)
     time.sleep(60)
