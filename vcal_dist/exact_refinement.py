@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from vcal_dist.errors import ModelError
-from vcal_dist.mixture import Mixture, adapt
+from vcal_dist.mixture import FEW, Mixture, adapt
 from vcal_dist.nature import Nature
 from vcal_dist.passes import close, collapsed_log_density, nature_moments
 from vcal_dist.phases import BLOCK, PASS_ROWS, LinAlgError, blocks
@@ -22,6 +22,7 @@ from vcal_dist.work import Work
 
 CANDIDATES, OTHERS, FAR_APART = 64, 2, 1.5  # values of ζ that are tried, how many of them are followed, how far apart
 CLOSING_STEPS = 8
+AGAIN = 2  # times that it begins anew from the best point, where few points have any weight
 LIGHT = 10.0  # nats below the best mode, where another does not matter
 
 
@@ -39,15 +40,25 @@ def refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None:
         return collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
 
     if nature is not None:
-        start = _joint_modes(work, nature, density, lambda: blocks(rows))
+        starts = _joint_starts(work, nature, density)
+        start = _joint_modes(work, nature, density, lambda: blocks(rows), starts)
     found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed)
+    for again in range(1, AGAIN + 1):
+        if nature is None or found.adapted.effective >= FEW:
+            break
+        # A point in a mode that no start led to has all the weight.
+        best = found.adapted.points[found.adapted.log_weights.argmax()]
+        start = _joint_modes(work, nature, density, lambda: blocks(rows), [best, *start.means])
+        found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed + again)
     found.integrated = [] if nature is None else nature.kinds
     if carries(work, found.adapted):
         settle(work, found.adapted, nature)
 
 
-def _joint_modes(work: Work, nature: Nature, density: Callable[[Tensor], Tensor], rows: Blocks) -> Mixture:
-    """Laplace's Gaussians at the modes of θ̃ and ζ together, from where training ended and from elsewhere in ζ.
+def _joint_modes(
+    work: Work, nature: Nature, density: Callable[[Tensor], Tensor], rows: Blocks, starts: Iterable[Tensor]
+) -> Mixture:
+    """Laplace's Gaussians at the modes of θ̃ and ζ together that starts (d2 + ζ's,) lead to.
 
     Few rows have several explanations in ζ, such as much noise and a small smooth discrepancy, or little noise and a
     large rough one, and training finds the one that it starts near; θ̃ is known differently well in each.
@@ -56,7 +67,7 @@ def _joint_modes(work: Work, nature: Nature, density: Callable[[Tensor], Tensor]
     assert frame is not None
     modes: list[tuple[float, Tensor, Tensor]] = []  # Laplace's log evidence, mean and covariance
     with nature.kept():
-        for start in _joint_starts(work, nature, density):
+        for start in starts:
             point, covariance, d2 = start, start, work.model.prior.dim
             try:
                 for _ in range(2):  # each knows the other better the second time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,28 @@ def test_starts_that_lead_nowhere_leave_what_training_found(kit: Any, monkeypatc
     fitted = fit(model, runs, rows, QUICK)
     assert fitted.adapted is not None
     assert fitted.adapted.effective > 50
+
+
+@pytest.mark.parametrize("again", [0, 2])
+def test_an_explanation_that_no_start_leads_to_is_begun_from(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """A discrepancy so rough that its length scale, once seen, is known to a few percent."""
+    monkeypatch.setattr(exact_refinement, "AGAIN", again)
+    rough, runs, rows = setting(kit, "additive", rows=60, noise=0.1)
+    with torch.no_grad():
+        assert rough.delta is not None
+        rough.delta.last.log_lengthscale.fill_(math.log(0.03))
+        rough.delta.last.log_amplitude.fill_(0.0)
+        phi = rough.delta(rows.x, None)
+        rows = rows._replace(y=rows.y + phi @ kit.randn(7, phi.shape[1], 1))
+    model = CalibrationModel(1, kit.prior(1), 1, rough.settings, dtype=F64)
+    fitted = fit(model, runs, rows, QUICK)
+    assert fitted.adapted is not None
+    assert (fitted.adapted.effective > 100) == (again > 0)
+    if again:
+        assert model.delta is not None
+        assert float(model.delta.last.log_lengthscale.detach().exp()) == pytest.approx(0.03, rel=0.1)
 
 
 def test_the_record_says_how_theta_was_found(kit: Any) -> None:
