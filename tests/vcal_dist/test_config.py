@@ -251,6 +251,7 @@ features = st.builds(
     features=st.integers(1, 500).map(lambda half: 2 * half),
     lengthscales=word(Lengthscales),
     orthogonal=st.booleans(),
+    quasi=st.booleans(),
     frequencies=word(Frequencies),
     constant=maybe(positive),
     linear=maybe(positive),

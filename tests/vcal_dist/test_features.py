@@ -150,6 +150,37 @@ def test_orthogonal_frequencies_lower_the_error() -> None:
     assert orthogonal < 0.5 * plain
 
 
+@pytest.mark.parametrize(("inputs", "share"), [(1, 0.3), (2, 0.4), (5, 0.6), (9, 0.7)])
+def test_a_low_discrepancy_sequence_lowers_the_error_further(inputs: int, share: float) -> None:
+    u = rows(40, inputs)
+
+    def error(seed: int, quasi: bool) -> float:
+        settings = FeatureSettings(features=400, quasi=quasi)
+        length = 0.5 * math.sqrt(inputs)
+        phi = RandomFeatures(inputs, settings, seed=seed, lengthscale=length, dtype=torch.float64).requires_grad_(False)
+        return float((phi(u) @ phi(u).mT - phi.kernel(u, u)).square().mean().sqrt())
+
+    orthogonal, quasi = (np.mean([error(seed, which) for seed in range(10)]) for which in (False, True))
+    assert quasi < share * orthogonal
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_frequencies_of_a_low_discrepancy_sequence_have_the_spectral_density(kernel: str) -> None:
+    phi = make(3, kernel=kernel, features=6000, quasi=True)
+    omega = phi.frequencies()
+    degrees = features.DEGREES_OF_FREEDOM.get(kernel)
+    law = stats.norm() if degrees is None else stats.t(degrees)
+    for entry in omega:
+        assert stats.kstest(entry.numpy(), law.cdf).pvalue > 1e-3
+    if degrees is None:
+        torch.testing.assert_close(omega @ omega.mT / omega.shape[1], torch.eye(len(omega), dtype=torch.float64))
+    u, v = rows(5, 3), rows(4, 3, seed=1)
+    torch.testing.assert_close(phi(u) @ phi(v).mT, phi.kernel(u, v), rtol=0, atol=0.05)
+    assert make(3, kernel=kernel, features=2, quasi=True).frequencies().isfinite().all()  # fewer than directions
+    assert not torch.equal(omega, make(3, kernel=kernel, features=6000, quasi=True, seed=9).frequencies())
+    assert torch.equal(omega, make(3, kernel=kernel, features=6000, quasi=True).frequencies())
+
+
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("kernel", STATIONARY)
 def test_norms_of_frequencies_follow_the_spectral_density(kernel: str, orthogonal: bool) -> None:

@@ -72,7 +72,7 @@ def settings(features: int = 1000, seed: int = 0, *, delta_features: int | None 
     It sees t on the unit interval, where the lengthscale 1/√A_η is shorter by the width of the bounds, and outputs that
     are not standardised (`TRANSFORM`). δ hardly bends over the unit interval: 40 features are as good as 400.
     """
-    fixed = FeatureSettings(features=features, orthogonal=True, frequencies="fixed")
+    fixed = FeatureSettings(features=features, quasi=True, frequencies="fixed")
     of_delta = replace(fixed, features=delta_features or features)
     noise = LikelihoodSettings(noise=NOISE, learn_noise=False)
     lengthscale, (low, high) = 1 / math.sqrt(A_ETA), BOUNDS
