@@ -54,9 +54,10 @@ def gram(phi: Tensor, target: Tensor, precision: Tensor) -> Gram:
 
 @torch.no_grad()
 def joined_gram(first: Tensor, second: Tensor, target: Tensor, precision: Tensor) -> Gram:
-    """`gram` of features [first, second], where `second` (B, F) is the same for all samples of `first` (S, 1, B, E).
+    """`gram` of features [first, second], where `second` (B, F) is the same for all samples of the first.
 
-    Half of the work is then done once for all of them. Targets are (S, K, B), precisions (K, B).
+    `first` is (S, 1, B, E), or (S, K, B, E) where outputs have features of their own; targets are (S, K, B), precisions
+    (K, B). Half of the work is then done once for all samples.
     """
     first, second = first.double(), second.double()
     known = precision > 0
@@ -77,9 +78,9 @@ def joined_gram(first: Tensor, second: Tensor, target: Tensor, precision: Tensor
 
 
 def in_frame(sums: Gram, root: Tensor) -> Gram:
-    """The sums for weights v of which the first m make up w = T v, T (..., m, m): what rows φT would give, m ≤ M.
+    """The sums for weights v with w = T v for the first m of M, T (..., m, m), the others as they are.
 
-    At a cost without rows; where these are fewer than weights, φT costs less.
+    What rows φT would give, at a cost without rows; where these are fewer than weights, φT costs less.
     """
     m = root.shape[-1]
     top = root.mT @ sums.G[..., :m, :]  # (..., m, M)
@@ -88,7 +89,7 @@ def in_frame(sums: Gram, root: Tensor) -> Gram:
         return sums._replace(G=top @ root, b=first)
     across = top[..., m:]
     upper = torch.cat([top[..., :m] @ root, across], -1)
-    lower = torch.cat([across.mT, sums.G[..., m:, m:].expand(*across.shape[:-2], -1, -1)], -1)
+    lower = torch.cat([across.mT, sums.G[..., m:, m:]], -1)
     return sums._replace(G=torch.cat([upper, lower], -2), b=torch.cat([first, sums.b[..., m:]], -1))
 
 

@@ -12,18 +12,28 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from vcal_dist.collective import same_everywhere
+from vcal_dist.components import (
+    LIGHT,
+    Blocks,
+    beside,
+    carries,
+    centre_of,
+    pin_components,
+    share,
+    started,
+    started_mixture,
+)
 from vcal_dist.errors import ModelError
 from vcal_dist.mixture import FEW, Mixture, adapt
 from vcal_dist.nature import Nature
 from vcal_dist.passes import close, collapsed_log_density, nature_moments
 from vcal_dist.phases import BLOCK, PASS_ROWS, LinAlgError, blocks
-from vcal_dist.settling import Blocks, beside, carries, centre_of, settle, share, started, started_mixture
 from vcal_dist.work import Work
 
 CANDIDATES, OTHERS, FAR_APART = 64, 2, 1.5  # values of ζ that are tried, how many of them are followed, how far apart
 CLOSING_STEPS = 8
 AGAIN = 2  # times that it begins anew from the best point, where few points have any weight
-LIGHT = 10.0  # nats below the best mode, where another does not matter
 
 
 def refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None:
@@ -37,7 +47,9 @@ def refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None:
         # Points come one by one where hidden layers are random or ζ moves, together where not.
         alone = PASS_ROWS if nature is not None else max(PASS_ROWS // len(points), 1)
         size = BLOCK // 4 if model.random else alone
-        return collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
+        value = collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
+        same_everywhere([value])  # machines may round differently, and all must go the same way
+        return value
 
     if nature is not None:
         starts = _joint_starts(work, nature, density)
@@ -46,13 +58,14 @@ def refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None:
     for again in range(1, AGAIN + 1):
         if nature is None or found.adapted.effective >= FEW:
             break
-        # A point in a mode that no start led to has all the weight.
+        # Often a point in a mode that no start led to has all the weight.
         best = found.adapted.points[found.adapted.log_weights.argmax()]
         start = _joint_modes(work, nature, density, lambda: blocks(rows), [best, *start.means])
-        found.adapted = adapt(density, start, evaluations=evaluations, seed=work.seed + again)
+        other = adapt(density, start, evaluations=evaluations, seed=work.seed + again)
+        found.adapted = max(found.adapted, other, key=lambda adapted: adapted.effective)
     found.integrated = [] if nature is None else nature.kinds
     if carries(work, found.adapted):
-        settle(work, found.adapted, nature)
+        pin_components(work, found.adapted, nature)
 
 
 def _joint_modes(

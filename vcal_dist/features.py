@@ -36,9 +36,10 @@ class FeatureSettings:
     """Which kernel, how many features stand for it, and what is learned of them.
 
     `features` is M: two for each frequency with cosines and sines, one for each with an arc-cosine kernel. `quasi`
-    takes frequencies from a low-discrepancy sequence with exact second moments, in place of `orthogonal` ones: fixed
-    ones of a Gaussian kernel then miss it by two to five times less. `constant` and `linear` are the prior standard
-    deviations of an intercept (one more column) and of slopes around the cube's centre (d more columns).
+    takes frequencies from a low-discrepancy sequence, in place of `orthogonal` ones: fixed ones of a Gaussian kernel
+    then miss it by two to eight times less where length scales are long, or inputs one or two; with many inputs and
+    short length scales there is no difference. `constant` and `linear` are the prior standard deviations of an
+    intercept (one more column) and of slopes around the cube's centre (d more columns).
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}

@@ -161,7 +161,7 @@ class Emulator:
         """Trains a model's η on all runs; nothing of it depends on y."""
         start_model(model, runs, design, seed)
         frame, evidence = fit_emulator(model, runs, settings, seed=seed)
-        return cls(dict(model.state_dict()), frame, evidence)
+        return cls({key: value.detach().clone() for key, value in model.state_dict().items()}, frame, evidence)
 
     def calibrate(
         self,

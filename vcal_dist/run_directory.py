@@ -183,7 +183,7 @@ def wait(done: Callable[[], bool], what: str) -> None:
 
 def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = FREE) -> None:
     """Raises if a file holds another configuration than the plain one, but for keys that may change."""
-    before = _read(path)
+    before = _completed(_read(path))
     now = yaml.safe_load(as_yaml(plain))
     changed = [
         f"  {key}: {old!r} before, {new!r} now"
@@ -207,6 +207,17 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew")
     return found
+
+
+def _completed(found: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, at the top or below `config`, with the keys at their defaults that came after it was written."""
+    if isinstance(found.get("config"), dict):
+        return {**found, "config": _completed(found["config"])}
+    try:
+        whole = Config.parse({key: value for key, value in found.items() if key in Config.model_fields}).plain()
+    except ConfigError:  # of another version: what differs is told
+        return found
+    return {**found, **yaml.safe_load(as_yaml(whole))}
 
 
 def _read_rows(path: Path) -> tuple[int, int]:

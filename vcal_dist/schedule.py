@@ -20,8 +20,8 @@ from torch import Tensor
 
 from vcal_dist.batches import take
 from vcal_dist.collective import same_everywhere, world_size
+from vcal_dist.components import LIGHT, NARROW, share, started
 from vcal_dist.errors import Diverged
-from vcal_dist.exact_refinement import LIGHT
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import APART, place_start, screen_theta
 from vcal_dist.objective import CollapsedTheta
@@ -40,7 +40,6 @@ from vcal_dist.phases import (
     blocks,
 )
 from vcal_dist.refinement import refinement
-from vcal_dist.settling import NARROW, share, started
 from vcal_dist.stages import (
     Stage,
     choose,

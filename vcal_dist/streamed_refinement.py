@@ -12,12 +12,20 @@ import torch
 from torch import Tensor
 
 from vcal_dist.collective import vote
+from vcal_dist.components import (
+    beside,
+    carries,
+    centre_of,
+    most_probable,
+    pin_components,
+    started,
+    started_mixture,
+)
 from vcal_dist.frozen import Frozen, Shared
 from vcal_dist.mixture import Adaptation, Adapted, Mixture, marginal
 from vcal_dist.nature import Nature
 from vcal_dist.passes import Pin
 from vcal_dist.phases import NO_VOTE, PASS_ROWS, Batch, Feed, Outcome, Reading, blocks
-from vcal_dist.settling import beside, carries, centre_of, most_probable, settle, started, started_mixture
 from vcal_dist.work import Work
 
 NEWTON_STEPS, SMALL = 12, 0.005  # SMALL: of ζ, for differences
@@ -88,7 +96,7 @@ class Refining(Reading):
         if not carries(self.work, found.adapted):
             return True
         if self.work.complete:
-            settle(self.work, found.adapted, self.nature)
+            pin_components(self.work, found.adapted, self.nature)
             return True
         if self.nature.dim:
             self.nature.put(most_probable(found.adapted, self.work.model.prior.dim))

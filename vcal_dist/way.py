@@ -39,7 +39,7 @@ def way(fitted: Fitted, family: Family) -> dict[str, Any]:
             for start in fitted.followed
         ],
         "hyperparameters": hyperparameters(fitted) if carried else {},
-        "points": [part.name for part in parts(fitted.model) if part.name not in fitted.integrated] if carried else [],
+        "as_points": taken_as_points(fitted) if carried else [],
         "sensitivity": sensitivity(fitted) if carried else None,
     }
 
@@ -65,6 +65,17 @@ def hyperparameters(fitted: Fitted) -> dict[str, dict[str, float]]:
         floor = fitted.model.settings.likelihood_y.floor if name.startswith(NOISE) else 0.0
         values = {key: math.exp(median + spread * float(column[order[i]])) for key, i in at.items()}
         found[name] = {key: math.hypot(value, floor) for key, value in values.items()}
+    return found
+
+
+def taken_as_points(fitted: Fitted) -> list[str]:
+    """What is learned of nature and was not integrated over."""
+    model = fitted.model
+    found = [part.name for part in parts(model) if part.name not in fitted.integrated]
+    if model.settings.free_kappa:
+        found.append("κ")
+    if model.delta is not None and model.delta.settings.features.frequencies == "learned":
+        found.append("frequencies of the discrepancy")
     return found
 
 

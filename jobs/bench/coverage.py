@@ -4,7 +4,7 @@
     borehole_1000     its own discrepancy, θ from the prior, so many observations, 10⁵ runs and one emulator for all
     borehole_10000
     borehole_full     10⁶ runs and 10⁵ observations
-    cell              the exact simulator and a discrepancy as the reproduction assumes it, 19 observations
+    cell              roots of the exact simulator, discrepancy and noise as the reproduction assumes, 19 observations
     radionuclide      the plume at 10 of 88 wells, fresh observations at all of them; θ from the prior
 
 For every parameter the share of truths inside 50, 80, 90 and 95 % intervals, beside what chance leaves of so many
@@ -51,7 +51,6 @@ from vcal_dist.work import Fitted
 Array = NDArray[np.float64]
 FRESH = 8  # observations of the illustrative example that judge
 TRUTHS = 2026  # seed of the borehole's θ
-LEAST = 1e-3  # of a root of a current, in standard deviations of those of the runs: there is none of 0
 
 
 class Data(NamedTuple):
@@ -69,16 +68,26 @@ class Data(NamedTuple):
     fresh_noise: Array | None = None
 
 
+class Found(NamedTuple):
+    """What one calibration says of the truth, and on what strength."""
+
+    told: Told
+    unrefined: str
+    points: int
+    effective: float
+
+
 class Outcome(NamedTuple):
     """One replicate."""
 
-    told: Told
+    found: Found
     predictive: list[float]  # PIT of fresh observations
     seconds: float
-    unrefined: str
-    effective: float
-    patient: Told | None = None  # what a calibration with many more points says
-    patient_effective: float = 0.0
+    patient: Found | None = None  # of a calibration with many more points
+
+    @property
+    def told(self) -> Told:
+        return self.found.told
 
 
 class Setup(NamedTuple):
@@ -124,28 +133,25 @@ def _borehole_runs(runs: int) -> borehole.Data:
 
 
 def _cell(number: int) -> tuple[Data, Setup]:
-    """θ, and δ from the prior that is assumed; noise as the default starts with."""
+    """θ, and δ from the prior that is assumed; noise as the default starts with.
+
+    Outputs are the square roots that the reproduction's transform makes of currents: they may be negative here.
+    """
     chosen = cell_experiment.settings(False)
     config = Config.parse({"store": "-", **chosen["sections"], "model": chosen["models"]["additive"]})
     data, rng = cell.generate(cell.RUNS, number), np.random.default_rng([number, 5])
     theta = rng.uniform(*cell.BOUNDS, len(cell.PARAMETERS))
     fresh = rng.random((20, 1))
-    x = np.concatenate([data.x, fresh])
-    # In square roots, and in standard deviations of those of the runs, as the model has it.
-    scale = float(np.sqrt(data.z).std())
+    x, z = np.concatenate([data.x, fresh]), np.sqrt(data.z)
     root = np.sqrt(cell.simulate(x, np.tile(theta, (len(x), 1))))
-    delta = config.model.delta
-    distance = np.abs(x - x.T) / cell_experiment.LENGTHSCALE
-    s = np.sqrt(5) * distance
+    delta, scale = config.model.delta, float(z.std())  # what is assumed is in standard deviations of the runs
+    s = np.sqrt(5) * np.abs(x - x.T) / cell_experiment.LENGTHSCALE
     K = (delta.amplitude * scale) ** 2 * (1 + s + s**2 / 3) * np.exp(-s)
-    noise = config.model.likelihood_y.noise * scale
     drawn = np.linalg.cholesky(K + 1e-12 * np.eye(len(x))) @ rng.standard_normal((len(x), 1))
-    y = np.square(np.maximum(root + drawn + noise * rng.standard_normal(root.shape), LEAST * scale))
-    seen = len(data.x)
-    setup = Setup(
-        cell.problem(), replace(config.model, seed=number), config.fit, config.transforms["current"], torch.float64
-    )
-    return Data(data.x_runs, data.t, data.z, data.x, y[:seen], fresh, y[seen:], theta), setup
+    y = root + drawn + config.model.likelihood_y.noise * scale * rng.standard_normal(root.shape)
+    seen, model = len(data.x), replace(config.model, seed=number)
+    setup = Setup(cell.problem(), model, config.fit, TransformSettings(), torch.float64)
+    return Data(data.x_runs, data.t, z, data.x, y[:seen], fresh, y[seen:], theta), setup
 
 
 def _radionuclide(number: int) -> tuple[Data, Setup]:
@@ -228,32 +234,34 @@ def one(asked: Asked, number: int) -> Outcome:
     data, setup = EXPERIMENTS[asked.name].make(number)
     meanfield = asked.weights == "meanfield"
     settings = _meanfield(asked.steps) if meanfield else replace(setup.fit, weights=asked.weights)
+    scaling, _, _ = _prepared(data, setup)
     begun = time.perf_counter()
-    scaling, fitted = _calibrated(asked, number, settings)
+    fitted = _calibrated(asked, data, setup, settings, number)
     seconds = time.perf_counter() - begun
     posterior = Posterior.from_fitted(setup.problem, scaling, fitted)
     judged = judge_observations(posterior, data.fresh_x, data.fresh_y, data.fresh_noise, leave_one_out=False)
     truth = torch.from_numpy(data.theta)
-    outcome = Outcome(
-        told(fitted.theta, truth), judged.pit[:, 0].tolist(), seconds, fitted.unrefined, _effective(fitted)
-    )
+    outcome = Outcome(_of(fitted, truth), judged.pit[:, 0].tolist(), seconds)
     if asked.against is None:
         return outcome
-    patient = _calibrated(asked, number, replace(settings, evaluations=asked.against), patient=True)[1]
-    return outcome._replace(patient=told(patient.theta, truth), patient_effective=_effective(patient))
+    patient = replace(settings, evaluations=asked.against)
+    return outcome._replace(patient=_of(_calibrated(asked, data, setup, patient, number, patient=True), truth))
 
 
-def _effective(fitted: Fitted) -> float:
-    return 0.0 if fitted.adapted is None else fitted.adapted.effective
+def _of(fitted: Fitted, truth: torch.Tensor) -> Found:
+    adapted = fitted.adapted
+    points, effective = (0, 0.0) if adapted is None else (len(adapted.points), adapted.effective)
+    return Found(told(fitted.theta, truth), fitted.unrefined, points, effective)
 
 
-def _calibrated(asked: Asked, number: int, settings: FitSettings, *, patient: bool = False) -> tuple[Scaling, Fitted]:
-    data, setup = EXPERIMENTS[asked.name].make(number)
+def _calibrated(
+    asked: Asked, data: Data, setup: Setup, settings: FitSettings, number: int, *, patient: bool = False
+) -> Fitted:
     scaling, model, observations = _prepared(data, setup)
-    if asked.shared is None:
-        return scaling, fit(model, _runs(scaling, data), observations, settings, seed=number)
+    if asked.shared is None:  # rows are few, and patience makes no difference
+        return fit(model, _runs(scaling, data), observations, settings, seed=number)
     emulator = Emulator.load(Path(asked.shared))
-    return scaling, emulator.calibrate(model, observations, settings, len(data.z), number, patient=patient)
+    return emulator.calibrate(model, observations, settings, len(data.z), number, patient=patient)
 
 
 def _prepared(data: Data, setup: Setup) -> tuple[Scaling, CalibrationModel, Observations]:
@@ -326,7 +334,7 @@ def summarise(name: str, outcomes: list[Outcome], weights: str) -> dict[str, Any
         found[f"{parameter.name} error"] = f"mean {statistics.mean(errors):.4g}, largest {max(errors):.4g}"
         found[f"{parameter.name} sd"] = statistics.mean(outcome.told.sd[j] for outcome in outcomes)
         found[f"{parameter.name} verdict"] = f"{parameter.verdict} (p = {parameter.p:.2g})"
-        ratios = [_width(outcome.told, j) / _width(outcome.patient, j) for outcome in outcomes if outcome.patient]
+        ratios = [_width(outcome.told, j) / _width(outcome.patient.told, j) for outcome in outcomes if outcome.patient]
         if ratios:
             found[f"{parameter.name} width beside that of many points"] = f"{min(ratios):.2f} to {max(ratios):.2f}"
     inside = [
@@ -341,10 +349,13 @@ def summarise(name: str, outcomes: list[Outcome], weights: str) -> dict[str, Any
     for level in LEVELS:
         found[f"fresh observations in {100 * level:.0f} %"] = float(np.mean(np.abs(2 * pit - 1) <= level))
     found["fresh observations"] = len(pit)
-    found["not compared with the exact posterior"] = sum(bool(outcome.unrefined) for outcome in outcomes)
-    found["effective draws, median"] = statistics.median(outcome.effective for outcome in outcomes)
-    if any(outcome.patient for outcome in outcomes):
-        found["effective draws of many points, least"] = min(outcome.patient_effective for outcome in outcomes)
+    found["not compared with the exact posterior"] = sum(bool(outcome.found.unrefined) for outcome in outcomes)
+    found["effective draws, median"] = statistics.median(outcome.found.effective for outcome in outcomes)
+    many = [outcome.patient for outcome in outcomes if outcome.patient is not None]
+    if many:
+        found["many points, least"] = min(each.points for each in many)
+        found["effective draws of many points, least"] = min(each.effective for each in many)
+        found["many points that carry too little"] = sum(bool(each.unrefined) for each in many)
     found["seconds, median"] = statistics.median(outcome.seconds for outcome in outcomes)
     return found
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobs.bench import coverage
-from vcal_dist.problems import borehole, illustrative, radionuclide
+from vcal_dist.problems import borehole, cell, illustrative, radionuclide
 from vcal_dist.sbc import LEVELS, Told
 
 
@@ -23,11 +23,13 @@ def test_replicates_share_an_emulator_and_cover(tmp_path: Path) -> None:
         coverage.one(asked, 1),
     ]
     for outcome in outcomes:
-        assert outcome.unrefined == ""
-        assert outcome.effective > 40
+        assert outcome.found.unrefined == ""
+        assert outcome.found.effective > 40
         assert len(outcome.predictive) == 200
         assert abs(outcome.told.mean[0] - outcome.told.truth[0]) < 0.05  # rw
-    assert outcomes[0].patient_effective > 40
+    assert outcomes[0].patient is not None
+    assert outcomes[0].patient.points >= 900 > outcomes[0].found.points
+    assert outcomes[0].patient.effective > 40
     assert outcomes[1].patient is None
     found = coverage.summarise("borehole_small", outcomes, "collapsed")
     for parameter in ("rw", "r", "Tl"):
@@ -57,12 +59,13 @@ def test_fresh_observations_are_no_part_of_what_is_seen() -> None:
     assert not setup.model.delta.learn
 
 
-def test_currents_and_concentrations_are_never_negative_or_nowhere() -> None:
-    for number in range(8):
-        data, setup = coverage._cell(number)
-        assert data.y.shape == (19, 1)
-        assert (np.concatenate([data.y, data.fresh_y]) > 0).all()  # as the transform needs it
-    assert setup.transform.kind == "sqrt"
+def test_roots_of_currents_and_concentrations_are_those_of_their_truths() -> None:
+    data, setup = coverage._cell(1)
+    assert data.y.shape == (19, 1)
+    roots = np.sqrt(cell.simulate(data.x, np.tile(data.theta, (19, 1))))
+    assert np.abs(data.y - roots).max() < 5 * np.hypot(0.1, 0.05) * data.z.std()  # δ and noise
+    np.testing.assert_array_equal(data.z, np.sqrt(cell.generate(cell.RUNS, 1).z))
+    assert setup.transform.kind == "none"
     plume, _ = coverage._radionuclide(1)
     truth = radionuclide.simulate(plume.fresh_x, np.tile(plume.theta, (88, 1))) + radionuclide.discrepancy(
         plume.fresh_x
@@ -76,12 +79,16 @@ def test_coverage_is_counted() -> None:
         interval = (0.0, 1.0) if inside else (2.0, 3.0)
         told = Told((0.5,) * 3, (0.5,) * 3, (0.6,) * 3, (0.1,) * 3, {level: [interval] * 3 for level in LEVELS})
         wider = replace(told, intervals={level: [(0.0, 2.0)] * 3 for level in LEVELS})
-        return coverage.Outcome(told, [0.5, 0.01], 1.0, "", 100.0, wider, 70.0)
+        many = coverage.Found(wider, "", 8000, 70.0)
+        return coverage.Outcome(coverage.Found(told, "", 768, 100.0), [0.5, 0.01], 1.0, many)
 
     found = coverage.summarise("borehole_1000", [outcome(True)] * 3 + [outcome(False)], "collapsed")
     assert found["rw in 90 %"].startswith("0.750")
     assert found["all parameters in 95 %"] == "3 of 4"
     assert found["fresh observations in 90 %"] == 0.5
     assert found["rw width beside that of many points"] == "0.50 to 0.50"
+    assert found["effective draws, median"] == 100.0
+    assert found["many points, least"] == 8000
     assert found["effective draws of many points, least"] == 70.0
+    assert found["many points that carry too little"] == 0
     assert found["Tl error"] == "mean 0.1, largest 0.1"

@@ -43,6 +43,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 
 def test_no_help_has_brackets_that_rich_would_swallow() -> None:
     def texts(command: Any) -> Iterator[str]:
+        yield command.help or ""
         for parameter in command.params:
             yield parameter.help or ""
         for each in getattr(command, "commands", {}).values():
@@ -109,7 +110,7 @@ def test_a_bug_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_exits_130() -> None:
     script = """
 import time, storage
-from jobs.cli import app, main
+from jobs.cli import main
 def slow(*_):
     print("started", flush=True)
     time.sleep(60)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.vcal_dist.training_kit import PASS_ROWS, Enough, Some, assert_same, config, make_store, small_passes
-from vcal_dist import exact_refinement, phases, refinement, streamed_refinement
+from vcal_dist import exact_refinement, mixture, phases, refinement, streamed_refinement
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
@@ -20,6 +20,7 @@ from vcal_dist.features import FeatureSettings
 from vcal_dist.fitting import fit
 from vcal_dist.gp import GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
+from vcal_dist.mixture import Adapted
 from vcal_dist.nature import AMPLITUDE, LENGTHSCALES, NOISE, Nature
 from vcal_dist.passes import collapsed_log_density, compress, nature_moments
 from vcal_dist.plan import FitSettings, StageSettings, Totals
@@ -223,6 +224,21 @@ def test_an_explanation_that_no_start_leads_to_is_begun_from(
         assert float(model.delta.last.log_lengthscale.detach().exp()) == pytest.approx(0.03, rel=0.1)
 
 
+def test_a_sample_that_carries_less_than_the_first_is_not_kept(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = []
+
+    def adapt(*arguments: Any, **options: Any) -> Adapted:
+        sample = mixture.adapt(*arguments, **options)
+        samples.append(sample._replace(effective=40.0 - 10 * len(samples)))
+        return samples[-1]
+
+    monkeypatch.setattr(exact_refinement, "adapt", adapt)
+    model, runs, rows = setting(kit, "additive")
+    fitted = fit(model, runs, rows, replace(QUICK, evaluations=200))
+    assert [sample.effective for sample in samples] == [40.0, 30.0, 20.0]
+    assert fitted.adapted is samples[0]
+
+
 def test_the_record_says_how_theta_was_found(kit: Any) -> None:
     model, runs, rows = setting(kit, "additive")
     fitted = fit(model, runs, rows, QUICK)
@@ -237,7 +253,7 @@ def test_the_record_says_how_theta_was_found(kit: Any) -> None:
     noise = found["hyperparameters"]["noise"]
     assert noise["low"] < noise["median"] < noise["high"]
     assert noise["low"] < 0.3 < noise["high"]
-    assert found["points"] == []
+    assert found["as_points"] == []
     assert list(found["sensitivity"]) == ["t0"]
     assert 0 <= found["sensitivity"]["t0"] < 1
 
@@ -262,7 +278,7 @@ def test_it_goes_on_from_any_batch_of_any_round(tmp_path: Path, monkeypatch: pyt
     whole = train(asked("whole"), progress=False)
     assert whole.record["theta"]["unrefined"] == ""
     assert whole.record["theta"]["evaluations"] >= 126  # six rounds of 21, or more
-    assert LENGTHSCALES in whole.record["theta"]["points"]
+    assert LENGTHSCALES in whole.record["theta"]["as_points"]
     attempts = 0
     while True:
         attempts += 1

@@ -24,7 +24,7 @@ from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
 from vcal_dist.plan import Chosen, Totals
 from vcal_dist.problems import borehole
-from vcal_dist.run_directory import FREE, LOCK, Before, begin, held, is_held, look
+from vcal_dist.run_directory import FREE, LOCK, Before, begin, compare, held, is_held, look
 from vcal_dist.run_place import run_place
 from vcal_dist.schedule import moved
 from vcal_dist.training import describe, is_first, open_or_make, train
@@ -169,6 +169,23 @@ def test_a_run_goes_on_streamed_on_other_settings_and_in_another_place(copy: Pat
     asked = settings(store, copy, "meanfield", data={"resident": False, "memory": "100 MB"}, record_every=2)
     train(Config.parse(asked, "a test"), progress=False)
     assert_same(copy, finished)
+
+
+def test_keys_that_came_later_are_at_their_defaults(copy: Path, store: Path) -> None:
+    """A run that was begun before there was such a key goes on, unless the key is set to something else now."""
+    path = copy / "config.yaml"
+    before = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert before["model"]["eta"]["features"].pop("quasi") is False
+    path.write_text(yaml.safe_dump(before), encoding="utf-8")
+    assert seen(changed(settings(store, copy, "meanfield"), "record_every", 3), copy, open_store(store)).checkpoint
+    with pytest.raises(ConfigError, match=r"model.eta.features.quasi: False before, True now"):
+        seen(changed(settings(store, copy, "meanfield"), "model.eta.features.quasi", True), copy, open_store(store))
+    nested = copy / "settings.yaml"
+    nested.write_text(yaml.safe_dump({"seed": 1, "config": before}), encoding="utf-8")
+    now = {"seed": 1, "config": Config.parse(before).plain()}
+    compare(nested, now, "that")
+    with pytest.raises(ConfigError, match="seed: 1 before, 2 now"):
+        compare(nested, {**now, "seed": 2}, "that")
 
 
 # --- other things in its place ----------------------------------------------------------------------------------------

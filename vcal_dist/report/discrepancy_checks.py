@@ -94,7 +94,7 @@ def sensitivity_to_discrepancy(gathered: Gathered) -> list[Check]:
             "Say why the discrepancy should be as large and as smooth as model.delta says (amplitude, lengthscale, "
             "spread), or calibrate with other values too and quote both answers."
         )
-    if LENGTHSCALES in (gathered.record["theta"].get("points") or []):
+    if LENGTHSCALES in (gathered.record["theta"].get("as_points") or []):
         sentence += " That is the prior of its amplitude: length scales are taken as training found them."
     status: Status = "care" if moved else "good"
     value = f"at most {figure(most, 2)}"

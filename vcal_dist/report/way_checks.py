@@ -69,8 +69,8 @@ def how_theta_was_found(gathered: Gathered) -> list[Check]:
     kinds = dict.fromkeys(name.rstrip(" 0123456789") for name in found.get("hyperparameters") or {})
     if kinds:
         sentence += f" What is not known of these is in it: {listed(list(kinds))}."
-    if found.get("points"):
-        sentence += f" Taken as training found them: {listed(found['points'])}."
+    if found.get("as_points"):
+        sentence += f" Taken as training found them: {listed(found['as_points'])}."
     enough = effective >= EFFECTIVE
     advice = "" if enough else "Refine it with more points (vcal refine), and see how far θ moves."
     value = f"{figure(effective, 2)} draws"

@@ -74,7 +74,7 @@ def test_an_answer_that_rests_on_the_discrepancys_prior_is_told() -> None:
     assert check.sentence == "The answer for b (0.20) depends on what is assumed of the discrepancy."
     (check,) = sensitivity_to_discrepancy(gathered(posterior, sensitivity={"a": 0.01, "b": 0.05}))
     assert (check.status, check.advice) == ("good", "")
-    many = gathered(posterior, sensitivity={"a": 0.01}, points=[LENGTHSCALES])
+    many = gathered(posterior, sensitivity={"a": 0.01}, as_points=[LENGTHSCALES])
     assert sensitivity_to_discrepancy(many)[0].sentence.endswith("length scales are taken as training found them.")
     for way in ({}, {"sensitivity": None}, {"sensitivity": {}}):
         assert sensitivity_to_discrepancy(gathered(posterior, **way)) == []

@@ -20,6 +20,7 @@ from vcal_dist.passes import curvature, pin
 from vcal_dist.phases import blocks
 from vcal_dist.work import Work
 
+LIGHT = 10.0  # nats below the best mode, where another does not matter
 NARROW = 0.1  # sd of θ̃ at a start: the mode there, no other
 CORNERS = 1.5  # standard deviations of θ̃ from a component's mean, where it is seen how f curves
 CURVED, PIECES = 0.1, 32  # mean square of f's error there, in its variance, above which components become so many ...
@@ -54,7 +55,7 @@ def most_probable(adapted: Adapted, d2: int) -> Tensor:
     return adapted.mixture.means[int(adapted.mixture.log_weights.argmax()), d2:]
 
 
-def settle(work: Work, adapted: Adapted, nature: Nature | None) -> None:
+def pin_components(work: Work, adapted: Adapted, nature: Nature | None) -> None:
     """The mixture's components with their weights, from rows at hand; ζ at its most probable value."""
     found, model = work.found, work.model
     assert work.observations is not None
