@@ -98,7 +98,7 @@ class Frozen:
             self.shared = Shared(*self.summed[:3])
         (G, log_precision, rows), (b, square) = self.shared, self.summed[-2:]
         total = Gram(G, b, square, log_precision, rows)
-        total = in_frame(total, self.frame.root)
+        total = in_frame(total, self.frame.root.contiguous())
         points = self.points if points is None else points
         columns, precision = self._scales(points)  # (P, D), (P, K)
         b, square = total.b.expand(len(points), -1, -1), square.expand(len(points), -1)

@@ -172,7 +172,8 @@ class CollapsedTheta(nn.Module):
         if model.kind == "general":
             self.v = MeanField(0, *frame.mean.shape, dtype=torch.float64).to(frame.mean.device)
         self.register_buffer("frame_mean", frame.mean)
-        self.register_buffer("frame_root", frame.root)
+        # As a file gives it back, too: products of matrices laid out differently are not the same bit for bit.
+        self.register_buffer("frame_root", frame.root.contiguous())
 
     frame_mean: Tensor  # m (K, M_η)
     frame_root: Tensor  # R (K, M_η, M_η)

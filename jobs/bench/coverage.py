@@ -110,7 +110,7 @@ def _illustrative(number: int, features: int = 400) -> tuple[Data, Setup]:
     data = illustrative.generate(number, observations=4 + FRESH)
     order = np.random.default_rng([number, 3]).permutation(4 + FRESH)
     seen, fresh = order[:4], order[4:]
-    model = illustrative.settings(features, number, delta_features=40)
+    model = illustrative.settings(features, number, delta_features=40, quasi=True)
     settings = FitSettings(theta=StageSettings(steps=100), joint=StageSettings(steps=20))
     setup = Setup(illustrative.problem(), model, settings, illustrative.TRANSFORM, torch.float64)
     theta = np.array([data.theta_true])
