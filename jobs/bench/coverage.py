@@ -297,10 +297,11 @@ def _train_emulator(name: str, path: Path) -> None:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def run(asked: Asked, *, replicates: int | None = None) -> dict[str, Any]:
+def run(asked: Asked, *, first: int = 0, replicates: int | None = None) -> dict[str, Any]:
     """Everything that one experiment says, over all replicates."""
     experiment = EXPERIMENTS[asked.name]
-    count = replicates or experiment.replicates
+    numbers = range(first, first + (replicates or experiment.replicates))
+    count = len(numbers)
     with tempfile.TemporaryDirectory(prefix="vcal-bench-") as folder:
         if experiment.shares_runs and asked.weights != "meanfield":
             note("training the emulator")
@@ -308,17 +309,17 @@ def run(asked: Asked, *, replicates: int | None = None) -> dict[str, Any]:
             _train_emulator(asked.name, path)
             asked = asked._replace(shared=str(path))
         outcomes = []
-        for done, outcome in enumerate(_parallel(asked, count), 1):
+        for done, outcome in enumerate(_parallel(asked, numbers), 1):
             outcomes.append(outcome)
             if done % max(1, count // 20) == 0:
                 note(f"{done} of {count}")
     return summarise(asked.name, outcomes, asked.weights)
 
 
-def _parallel(asked: Asked, count: int) -> Iterator[Outcome]:
-    workers = min(count, len(os.sched_getaffinity(0)))
+def _parallel(asked: Asked, numbers: range) -> Iterator[Outcome]:
+    workers = min(len(numbers), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(one, asked, number) for number in range(count)]):
+        for future in as_completed([pool.submit(one, asked, number) for number in numbers]):
             yield future.result()
 
 

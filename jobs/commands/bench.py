@@ -47,6 +47,9 @@ def coverage(
     replicates: Annotated[
         int | None, typer.Option(min=1, help="How many.", show_default="as many as the experiment has")
     ] = None,
+    first: Annotated[
+        int, typer.Option(min=0, help="Number of the first: others than those that were looked at before.")
+    ] = 0,
     weights: Annotated[Literal["collapsed", "fullrank", "meanfield"], typer.Option(help="Family of weights.")] = (
         "collapsed"
     ),
@@ -68,7 +71,7 @@ def coverage(
         raise typer.BadParameter(
             f"weights are '{weights}'; only collapsed ones have evaluations", param_hint="--against"
         )
-    found = run(Asked(experiment, weights, steps, against), replicates=replicates)
+    found = run(Asked(experiment, weights, steps, against), first=first, replicates=replicates)
     _show(f"vcal bench coverage {experiment}", found, json)
 
 
