@@ -119,7 +119,7 @@ def _illustrative(number: int, features: int = 400) -> tuple[Data, Setup]:
 
 def _borehole(number: int, runs: int, observations: int) -> tuple[Data, Setup]:
     of_runs = _borehole_runs(runs)
-    theta = np.random.default_rng(TRUTHS).random((1000, len(borehole.PARAMETERS)))[number]
+    theta = np.random.default_rng(TRUTHS).random((number + 1, len(borehole.PARAMETERS)))[-1]
     rng = np.random.default_rng([number, observations])
     x, fresh = rng.random((observations, len(borehole.CONTROLS))), rng.random((200, len(borehole.CONTROLS)))
     y, fresh_y = borehole.observe(x, rng, theta), borehole.observe(fresh, rng, theta)
