@@ -254,6 +254,8 @@ def _check_exact(model: CalibrationModel) -> None:
     for name, likelihood in (("likelihood_z", model.likelihood_z), ("likelihood_y", model.likelihood_y)):
         if not isinstance(likelihood, Gaussian):
             raise ModelError(f"{name} is '{likelihood.kind}'; weights integrate out under 'gaussian' only")
+    if model.varying is not None:
+        raise ModelError("varying_residual is true; the exact posterior needs a residual that is the same everywhere")
 
 
 def _size(width: int) -> int:

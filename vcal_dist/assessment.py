@@ -35,6 +35,7 @@ from vcal_dist.predictive import (
     draw_ensemble,
     in_users_units,
     is_affine,
+    residuals,
     sample_outcome,
     sampled_emulator,
     sampled_process,
@@ -173,7 +174,7 @@ class _Data(NamedTuple):
     noise: Tensor | None  # (B, K)
     log_jacobian: Tensor  # (B, K)
     likelihood: Likelihood
-    extra: Tensor | None  # (K,) variance around the prediction
+    extra: Tensor | None = None  # (K,) or (S, B, K) variance around the prediction, given each draw
 
     def rows(self, rows: slice) -> _Data:
         t = None if self.t is None else self.t[rows]
@@ -192,7 +193,7 @@ def _observed(
 ) -> tuple[_Data, Ensemble, Tensor]:
     """The known observations, the draws that predict them, and their numbers."""
     rows = _known(observations, observations.y, "observations")
-    data = _Data(rows.x, None, rows.y, rows.noise, rows.log_jacobian, model.likelihood_y, model.residual_variance())
+    data = _Data(rows.x, None, rows.y, rows.noise, rows.log_jacobian, model.likelihood_y)
     draws = _draws(draws, model, data, leave_one_out)
     return data, draw_ensemble(model, components, log_weights, draws, seed), rows.row
 
@@ -209,7 +210,7 @@ def _simulated(
     """The same of runs."""
     rows = _known(runs, runs.z, "runs")
     x, t = rows.u[:, : model.controls], rows.u[:, model.controls :]
-    data = _Data(x, t, rows.z, None, rows.log_jacobian, model.likelihood_z, None)
+    data = _Data(x, t, rows.z, None, rows.log_jacobian, model.likelihood_z)
     draws = _draws(draws, model, data, leave_one_out)
     return data, draw_ensemble(model, components, log_weights, draws, seed), rows.row
 
@@ -287,6 +288,8 @@ def _score(
 ) -> _Scores:
     what: Function = "process" if data.t is None else "emulator"
     closed = _leaves_out_in_closed_form(ensemble.model, data)
+    if data.t is None:
+        data = data._replace(extra=residuals(ensemble, data.x))
     if leave_one_out and not closed:
         mean = sampled_process(ensemble, data.x)[0] if data.t is None else sampled_emulator(ensemble, data.x, data.t)
         var = torch.zeros_like(mean)

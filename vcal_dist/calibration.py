@@ -24,6 +24,7 @@ from vcal_dist.likelihoods import Gaussian, LikelihoodSettings, make_likelihood
 from vcal_dist.nature import log_prior
 from vcal_dist.noise import shared_normal
 from vcal_dist.priors import ThetaPrior
+from vcal_dist.residual import VaryingResidual
 from vcal_dist.weights import Weights
 
 Discrepancy = Literal["none", "additive", "general"]
@@ -48,6 +49,7 @@ class ModelSettings:
     likelihood_z: LikelihoodSettings = field(default_factory=LikelihoodSettings)
     likelihood_y: LikelihoodSettings = field(default_factory=LikelihoodSettings)
     emulator_residual: bool = True
+    varying_residual: bool = False  # whether it depends on the inputs: for outputs that are flat here and sharp there
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,6 +57,10 @@ class ModelSettings:
             raise ModelError(f"discrepancy is '{self.discrepancy}'; accepted: none, additive, general")
         if self.free_kappa and self.discrepancy == "general":
             raise ModelError("free_kappa goes with discrepancy 'none' or 'additive': g warps η already")
+        if self.varying_residual and self.likelihood_z.kind != "gaussian":
+            raise ModelError(
+                f"varying_residual goes with Gaussian noise of runs; likelihood_z.kind is '{self.likelihood_z.kind}'"
+            )
 
 
 class Prediction(NamedTuple):
@@ -99,6 +105,10 @@ class CalibrationModel(nn.Module):
             self.register_buffer("kappa", kappa)
         self.likelihood_z = make_likelihood(settings.likelihood_z, outputs)
         self.likelihood_y = make_likelihood(settings.likelihood_y, outputs)
+        self.varying: VaryingResidual | None = None
+        if settings.varying_residual:
+            noise = settings.likelihood_z
+            self.varying = VaryingResidual(outputs, self.eta.width, noise.noise, noise.floor)
         for name, stack in (("η", self.eta), ("g", self.delta if self.kind == "general" else None)):
             if stack is not None and not all(layer.differentiable for layer in _feature_layers(stack)):
                 raise ModelError(
@@ -138,11 +148,17 @@ class CalibrationModel(nn.Module):
         """The part of it that belongs to the observations."""
         return log_prior(self) + (self.delta.log_prior() if self.delta is not None else 0.0)
 
-    def residual_variance(self) -> Tensor | None:
-        """κ²σ_z² (K,), the emulator's share of the noise of y; None if it has none."""
+    def residual_variance(self, phi_eta: Tensor | None = None) -> Tensor | None:
+        """κ²σ_z² (K,), the emulator's share of the noise of y; None if it has none.
+
+        Where it depends on the inputs: κ²s² (..., B, K) at η's features (..., B, M).
+        """
         if not self.settings.emulator_residual or not isinstance(self.likelihood_z, Gaussian):
             return None
-        return self.kappa.square() * self.likelihood_z.noise_variance()
+        if self.varying is None:
+            return self.kappa.square() * self.likelihood_z.noise_variance()
+        assert phi_eta is not None, "the residual depends on the inputs"
+        return self.kappa.square() * self.varying(phi_eta)
 
     def rows_of_theta(self, theta: Tensor, rows: int) -> Tensor:
         """θ̃ (S, d2) on the unit cube, once for every row: (S, B, d2)."""

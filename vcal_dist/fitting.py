@@ -14,7 +14,7 @@ from vcal_dist.fullrank import Frame
 from vcal_dist.initialise import start_model
 from vcal_dist.phases import Batch, Descent, Feed, blocks
 from vcal_dist.plan import FitSettings, Totals
-from vcal_dist.schedule import Schedule, phases_of
+from vcal_dist.schedule import Schedule, emulator_phases
 from vcal_dist.stages import Stage
 from vcal_dist.work import Fitted, Work
 
@@ -47,7 +47,7 @@ def fit_emulator(
 ) -> tuple[Frame, float | None]:
     """η's hyperparameters and features, then what all runs say of its weights, with the log of their evidence."""
     work = Work(model, settings, Totals(len(runs.u), 0), seed, None)
-    drive(Schedule(work, phases_of(work)[:2]), runs, None, report)
+    drive(Schedule(work, emulator_phases(work)), runs, None, report)
     assert work.found.frame is not None
     return work.found.frame, work.found.log_evidence_runs
 

@@ -64,9 +64,9 @@ class Frozen:
         """Adds a block of rows."""
         model, x, y = self.model, observations.x, observations.y
         assert isinstance(model.likelihood_y, Gaussian)
-        precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())
-        precision = (precision * observations.weight.unsqueeze(-1)).mT  # (K, B)
         phi = model.phi_eta(x, model.rows_of_theta(self.centre[None], len(x)), None)[0]  # (B, M_η)
+        precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance(phi))
+        precision = (precision * observations.weight.unsqueeze(-1)).mT  # (K, B)
         psi = model.design(phi, None if model.delta is None else model.delta(x, None)).double()  # (B, D)
         known = precision > 0
         weighted, square = [], []
@@ -122,7 +122,7 @@ class Frozen:
         if self.nature is None or self.nature.dim == 0:
             return columns, precision
         assert isinstance(model.likelihood_y, Gaussian)
-        residual = model.residual_variance()
+        residual = None if model.varying is not None else model.residual_variance()  # then σ_y is no part of ζ
         extra = 0.0 if residual is None else residual
         before = model.likelihood_y.noise_variance() + extra
         features = 0 if model.delta is None else model.delta.settings.features.features  # the rest do not scale

@@ -58,7 +58,10 @@ def gaussian_statistics(
         phi_eta = model.phi_eta(x, unit, draw)  # (S, B, E)
     with torch.set_grad_enabled(learn):
         design = model.design(phi_eta, None if model.delta is None else model.delta(x, draw))  # ψ (S, B, D)
-        precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())  # (B, K)
+        residual = model.residual_variance(phi_eta.detach())
+        if residual is not None and residual.ndim == 3:  # depends on the inputs: its mean over samples, held
+            residual = residual.mean(0)
+        precision = model.likelihood_y.precision(y, observations.noise, residual)  # (B, K)
     with torch.no_grad():
         slope = unit_slope(model, theta).unsqueeze(-2)  # (S, 1, d2)
         psi, p = design.double(), precision.detach()

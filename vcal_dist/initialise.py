@@ -107,12 +107,12 @@ def _score(model: CalibrationModel, frame: Frame, observations: Observations, de
     product a point.
     """
     x, y = observations.x, observations.y  # (R, d1), (R, K)
-    mean = torch.cat([_emulator_mean(model, frame, x, part) for part in design.split(64)])  # (P, R, K)
+    mean, residual = _emulated(model, frame, x, design)  # (P, R, K)
     score = -0.5 * design.square().sum(-1)
     if not isinstance(model.likelihood_y, Gaussian):
         expected = model.likelihood_y.expected_log_prob(y, mean, torch.zeros_like(mean), observations.noise)
         return score + expected.sum((-1, -2))
-    precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())  # (R, K)
+    precision = model.likelihood_y.precision(y, observations.noise, residual)  # (R, K)
     spread = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
     if model.delta is not None:  # g is taken where the observations are
         phi = model.delta(x, None) if model.kind == "additive" else model.phi_g(torch.nan_to_num(y), x, None)
@@ -125,10 +125,17 @@ def _score(model: CalibrationModel, frame: Frame, observations: Observations, de
     return score
 
 
-def _emulator_mean(model: CalibrationModel, frame: Frame, x: Tensor, theta: Tensor) -> Tensor:
-    """κ·φ_η(x, θ) m for some θ̃ (P, d2): (P, R, K)."""
-    unit = model.rows_of_theta(theta, len(x))
-    return model.kappa * (model.phi_eta(x, unit, None).double() @ frame.mean.mT)
+def _emulated(model: CalibrationModel, frame: Frame, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+    """κ·φ_η(x, θ) m for θ̃ (P, d2), (P, R, K), and the residual's variance; its mean over all θ̃ if it depends on it."""
+    means, residuals = [], []
+    for some in theta.split(64):
+        phi = model.phi_eta(x, model.rows_of_theta(some, len(x)), None).double()  # (S, R, M_η)
+        means.append(model.kappa * (phi @ frame.mean.mT))
+        residuals.append(model.residual_variance(phi))
+    first = residuals[0]
+    if first is not None and first.ndim == 3:
+        first = torch.cat([each for each in residuals if each is not None]).mean(0)
+    return torch.cat(means), first
 
 
 def _apart(design: Tensor, count: int) -> Tensor:

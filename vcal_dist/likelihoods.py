@@ -62,8 +62,8 @@ class Likelihood(nn.Module, ABC):
     """p(y | f), row by row and output by output.
 
     Shapes: y (B, K); mean, var and f broadcast to (..., B, K); noise (B, K) is the observation's own standard
-    deviation; extra_variance (K,) is more variance around f (of an emulator's residual, say). Results are (..., B, K),
-    exactly 0 and without a gradient where y is NaN, which means "not observed".
+    deviation; extra_variance, (K,) to (..., B, K), is more variance around f (an emulator's residual, say). Results
+    are (..., B, K), exactly 0 and without a gradient where y is NaN, which means "not observed".
     """
 
     kind: ClassVar[LikelihoodKind]
@@ -171,11 +171,11 @@ class Gaussian(_Scaled):
     kind = "gaussian"
 
     def precision(self, y: Tensor, noise: Tensor | None = None, extra_variance: Tensor | None = None) -> Tensor:
-        """1/(σ² + noise² + extra), (B, K), exactly 0 where y is NaN: the weights of the rows in a Gram matrix."""
+        """1/(σ² + noise² + extra), (..., B, K), exactly 0 where y is NaN: the weights of the rows in a Gram matrix."""
         missing, y, _, _, noise = _fill(y, y, y, noise)
         _, own = self._variances(y, noise, extra_variance)
         variance = self.noise_variance() + own
-        return variance.reciprocal().expand_as(y).masked_fill(missing, 0.0)
+        return torch.where(missing, 0.0, variance.reciprocal())
 
     def _variances(self, var: Tensor, noise: Tensor | None, extra: Tensor | None) -> tuple[Tensor, Tensor | float]:
         own = self._square(noise)

@@ -107,7 +107,7 @@ def observations_statistics(
     with torch.enable_grad():
         unit = model.rows_of_theta(theta, len(observations.x)).detach().contiguous().requires_grad_()
         f = model.predict(q, observations.x, theta, unit, Draw(key, len(theta), observations.row))
-        ell = weigh(expected_y(model, observations, f.mean, f.var), observations)
+        ell = weigh(expected_y(model, observations, f), observations)
         a, c, by_unit = torch.autograd.grad(ell, [f.mean, f.var, unit], retain_graph=True)
         # Under g, η reaches the bound through the mean and the variance of g both.
         by_eta = None if f.eta is None else torch.autograd.grad(ell, f.eta, retain_graph=True)[0]

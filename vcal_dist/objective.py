@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vcal_dist.batches import Observations, Runs
-from vcal_dist.calibration import THETA_NOISE, CalibrationModel
+from vcal_dist.calibration import THETA_NOISE, CalibrationModel, Prediction
 from vcal_dist.collapsed import Gram, gram, in_frame, joined_gram, log_evidence
 from vcal_dist.collective import sum_over_ranks
 from vcal_dist.fullrank import Frame
@@ -101,14 +101,13 @@ def observations_log_likelihood(
     draw = Draw(key, len(theta), observations.row)
     unit = model.rows_of_theta(theta, len(observations.x))
     f = model.predict(q, observations.x, theta, unit, draw)
-    return weigh(expected_y(model, observations, f.mean, f.var), observations)
+    return weigh(expected_y(model, observations, f), observations)
 
 
-def expected_y(model: CalibrationModel, observations: Observations, mean: Tensor, var: Tensor) -> Tensor:
+def expected_y(model: CalibrationModel, observations: Observations, f: Prediction) -> Tensor:
     """E log p(y | f) for each row and output, the emulator's residual included."""
-    return model.likelihood_y.expected_log_prob(
-        observations.y, mean, var, observations.noise, model.residual_variance()
-    )
+    residual = model.residual_variance(f.phi_eta)
+    return model.likelihood_y.expected_log_prob(observations.y, f.mean, f.var, observations.noise, residual)
 
 
 def weigh(log_prob: Tensor, batch: Runs | Observations) -> Tensor:
@@ -196,11 +195,11 @@ def observations_gram(
     """This process' sums over observations, (S, K, …), in the runs' frame; residuals are y − κφ_η m, or y − η."""
     assert isinstance(model.likelihood_y, Gaussian), "weights integrate out under Gaussian noise"
     x, y = observations.x, observations.y
-    precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance())
-    precision = (precision * observations.weight.unsqueeze(-1)).mT  # (K, B)
     count = 1 if draw is None or not (model.random or point.v is not None) else draw.samples
     unit = model.rows_of_theta(point.theta.expand(count, -1) if point.theta.ndim == 1 else point.theta, len(x))
     phi = model.phi_eta(x, unit, draw).double()  # (S, B, M_η)
+    precision = model.likelihood_y.precision(y, observations.noise, model.residual_variance(phi))
+    precision = (precision * observations.weight.unsqueeze(-1)).mT  # (K, B), or (S, K, B) where it depends on θ
     m, R = point.frame_mean, point.frame_root
     if point.v is not None:
         key = (0,) if draw is None else draw.key
@@ -213,7 +212,9 @@ def observations_gram(
     if few:
         phi = phi @ R  # (S, K, B, M_η)
     phi_delta = None if model.delta is None else model.delta(x, draw)
-    if phi_delta is not None and phi_delta.ndim == 2 and len(phi) > 1 and not torch.is_grad_enabled():
+    shared = phi_delta is not None and phi_delta.ndim == 2 and precision.ndim == 2
+    if shared and len(phi) > 1 and not torch.is_grad_enabled():
+        assert phi_delta is not None
         sums = joined_gram(model.kappa * phi, phi_delta, target, precision)
     else:
         if phi_delta is not None and phi_delta.ndim == 3:  # of samples

@@ -19,6 +19,7 @@ from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.collective import average_gradients, vote
 from vcal_dist.errors import Diverged
 from vcal_dist.passes import Climb, Compression
+from vcal_dist.residual import ResidualFit
 from vcal_dist.stages import Stage
 from vcal_dist.work import Work
 
@@ -209,6 +210,32 @@ class Compress(Reading):
 
     def load(self, state: dict[str, Any]) -> None:
         self.compression.load(state)
+
+
+class Residuals(Reading):
+    """Passes over all runs: where the emulator's residual is large."""
+
+    name = "residual"
+    feed = Feed(PASS_ROWS, None, None)
+
+    def __init__(self, work: Work) -> None:
+        assert work.model.varying is not None
+        assert work.found.frame is not None
+        self.work, self.fit = work, ResidualFit(work.model.varying, work.model.eta, work.found.frame)
+
+    def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
+        for block in _blocks(batch.runs):
+            self.fit.take(block)
+        return Outcome(None, vote(votes, self.work.device))
+
+    def turn(self) -> bool:
+        return self.fit.turn()
+
+    def state(self) -> dict[str, Any]:
+        return self.fit.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.fit.load(state)
 
 
 class Climbing(Reading):

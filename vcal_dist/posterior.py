@@ -31,7 +31,15 @@ from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
 from vcal_dist.families import from_state, to_state
 from vcal_dist.likelihoods import Gaussian, StudentT
-from vcal_dist.predictive import Inputs, What, draw_ensemble, is_closed_form, users_moments, users_samples
+from vcal_dist.predictive import (
+    Inputs,
+    What,
+    draw_ensemble,
+    is_closed_form,
+    mean_residual,
+    users_moments,
+    users_samples,
+)
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.transforms import OutputScaling, TransformSettings
@@ -113,6 +121,14 @@ class Posterior(Answers):
         if not isinstance(likelihood, Gaussian | StudentT):
             return {}
         return dict(zip(outputs.names, to_numpy(likelihood.noise_variance().sqrt() * outputs.sd).tolist(), strict=True))
+
+    def residual(self, x: ArrayLike) -> Array:
+        """What the emulator leaves unexplained of y at x (B, d1): standard deviations (B, K), like those of `noise`."""
+        inputs = self._inputs({"x": x}, "process", extrapolate=True)
+        ensemble = draw_ensemble(self.model, self.components, self.log_weights, 64, 0)
+        variance, sd = mean_residual(ensemble, inputs.x), self.scaling.outputs.sd
+        scaled = sd * 0.0 if variance is None else sd * variance.sqrt()
+        return to_numpy(scaled.expand(len(inputs.x), -1))
 
     def _made_of(self) -> str:
         count = len(self.components)

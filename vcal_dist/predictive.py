@@ -146,6 +146,21 @@ def total(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
+def residuals(ensemble: Ensemble, x: Tensor) -> Tensor | None:
+    """The variance of the emulator's residual around f: (K,), or (S, B, K) where it depends on the inputs."""
+    model = ensemble.model
+    if model.varying is None or not model.settings.emulator_residual:
+        return model.residual_variance()
+
+    def of_group(group: Group) -> Tensor:
+        variance = model.residual_variance(_phi(model, group, x, None))
+        assert variance is not None
+        return variance
+
+    return ensemble.over(of_group)
+
+
+@torch.no_grad()
 def sampled_emulator(ensemble: Ensemble, x: Tensor, t: Tensor | None = None) -> Tensor:
     """η at every draw, (S, B, K): at its own θ, or at t (B, d2) on the unit cube."""
     return ensemble.over(lambda group: _eta(ensemble.model, group, x, t))
@@ -197,9 +212,9 @@ def users_moments(
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0).sqrt()
     mean, var = moments(ensemble, inputs.x, "process" if what == "observation" else what, inputs.t)
-    if what == "observation":  # y = f + noise: what the noise adds does not depend on the draw
+    if what == "observation":  # y = f + noise; what the residual adds may depend on the draw, and its mean counts
         own = None if inputs.noise is None else inputs.noise / outputs.sd
-        mean, var = model.likelihood_y.moments(mean, var, own, model.residual_variance())
+        mean, var = model.likelihood_y.moments(mean, var, own, mean_residual(ensemble, inputs.x))
     return mean * outputs.sd + (0.0 if what == "discrepancy" else outputs.mean), var.sqrt() * outputs.sd
 
 
@@ -216,7 +231,7 @@ def users_samples(
             continue
         f, eta = sampled_process(ensemble, x)
         if what == "observation":
-            residual, likelihood = model.residual_variance(), model.likelihood_y
+            residual, likelihood = residuals(ensemble, x), model.likelihood_y
             if noise is None or is_affine(likelihood, outputs):
                 own = None if noise is None else noise / outputs.sd
                 parts.append(outputs.inverse(sample_outcome(likelihood, f, generator, own, residual)))
@@ -228,6 +243,15 @@ def users_samples(
         emulator = in_users_units(model.likelihood_z, outputs, eta) if what == "discrepancy" else 0.0
         parts.append(process - emulator)
     return torch.cat(parts, 1)
+
+
+@torch.no_grad()
+def mean_residual(ensemble: Ensemble, x: Tensor) -> Tensor | None:
+    """`residuals` at θ, in the mean over draws: (K,) or (B, K)."""
+    found = [residuals(ensemble, x[rows]) for rows in ensemble.blocks(len(x))] or [residuals(ensemble, x)]
+    if found[0] is None or found[0].ndim == 1:
+        return found[0]
+    return torch.cat([block.mean(0) for block in found if block is not None])
 
 
 def is_closed_form(model: CalibrationModel, outputs: OutputScaling, what: What) -> bool:
@@ -254,7 +278,7 @@ def in_users_units(likelihood: Likelihood, outputs: OutputScaling, f: Tensor) ->
 def sample_outcome(
     likelihood: Likelihood, f: Tensor, generator: torch.Generator, noise: Tensor | None, extra: Tensor | None
 ) -> Tensor:
-    """One scaled y for every f, around which there is more variance `extra` (K,)."""
+    """One scaled y for every f, around which there is more variance `extra`."""
     if extra is not None:
         f = f + extra.sqrt() * _randn_like(f, generator)
     return likelihood.sample(f, generator, noise)

@@ -98,6 +98,6 @@ def why_not(work: Work) -> str:
 
 def scaling_nature(work: Work) -> Nature:
     """What of ζ only scales sums over rows."""
-    own = work.observations is not None and work.observations.noise is not None
+    own = work.model.varying is not None or (work.observations is not None and work.observations.noise is not None)
     both = () if own else ((AMPLITUDE, NOISE),)
     return _as_much_as(work, frozen_points(work), *both, (AMPLITUDE,))

@@ -42,7 +42,7 @@ from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.rows import keep_out
 from vcal_dist.sbc import LEVELS, Told
-from vcal_dist.schedule import Schedule, phases_of
+from vcal_dist.schedule import Schedule, emulator_phases, phases_of
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.training import prepare
 from vcal_dist.work import Fitted, Found, Work
@@ -51,7 +51,6 @@ Array = NDArray[np.float64]
 Simulator = Callable[[Array, Array], ArrayLike]  # x (B, d1), t (B, d2) → z (B, K), in the user's units
 KEY = 311  # keeps the numbers of replicates apart from those of training
 THETA, NATURE, WEIGHTS, DISCREPANCY, NOISE = range(5)
-SHARED_PHASES = 2  # of `collapsed` and `fullrank`: emulator and compression read the runs alone
 DRAWS = 999  # of a posterior, among which a truth has its rank
 
 
@@ -96,7 +95,7 @@ def draw(
         weights = frame.mean + (frame.root @ normal(WEIGHTS, *frame.mean.shape, 1)).squeeze(-1)  # W_η = m + R·v
         hidden = Draw((*key, KEY), 1) if model.eta.random else None
         phi = model.phi_eta(x, model.rows_of_theta(theta, len(x)), hidden)[0]  # (n, M_η)
-        f, residual = phi.double() @ weights.mT, model.residual_variance()
+        f, residual = phi.double() @ weights.mT, model.residual_variance(phi)
     if model.delta is not None:
         phi = model.delta(x, None)  # (n, M_δ)
         f = f + phi.double() @ normal(DISCREPANCY, model.outputs, model.delta.width).mT
@@ -178,7 +177,7 @@ class Emulator:
         found = Found(frame=self.frame, log_evidence_runs=self.log_evidence)
         totals = Totals(runs, len(observations.x))
         work = Work(model, settings, totals, seed, observations, patient=patient, found=found)
-        drive(Schedule(work, phases_of(work)[SHARED_PHASES:]), None, observations)
+        drive(Schedule(work, phases_of(work)[len(emulator_phases(work)) :]), None, observations)
         return Fitted.from_work(work)
 
 

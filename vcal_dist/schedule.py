@@ -1,7 +1,7 @@
 """The order of the phases, and the one counter of training: which phase, which leg of it, which batch of the leg.
 
-    collapsed, fullrank   emulator · compression (settling) · screening · theta · closing of theta · joint ·
-                          candidates · closing · refinement
+    collapsed, fullrank   emulator · compression (settling) · (residual) · screening · theta · closing of theta ·
+                          joint · candidates · closing · refinement
     meanfield             the paper's four stages
 
 Whoever drives it (`vcal_dist.fitting` over arrays in memory, `vcal_dist.module` under Lightning) gives batches of
@@ -21,7 +21,7 @@ from torch import Tensor
 from vcal_dist.batches import take
 from vcal_dist.collective import same_everywhere, world_size
 from vcal_dist.components import LIGHT, NARROW, share, started
-from vcal_dist.errors import Diverged
+from vcal_dist.errors import Diverged, ModelError
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import APART, place_start, screen_theta
 from vcal_dist.objective import CollapsedTheta
@@ -37,6 +37,7 @@ from vcal_dist.phases import (
     Outcome,
     Phase,
     Reading,
+    Residuals,
     blocks,
 )
 from vcal_dist.refinement import refinement
@@ -155,13 +156,20 @@ def phases_of(work: Work) -> list[Build]:
     """The phases of a calibration."""
     settings = work.settings
     if settings.weights == "meanfield":
+        if work.model.varying is not None:
+            raise ModelError("model.varying_residual goes with fit.weights collapsed or fullrank, not with meanfield")
         return [_start_meanfield, *(partial(_meanfield, number) for number in range(4)), _end_meanfield]
-    found: list[Build] = [_emulator, _compression, _screening, _theta]
+    found = [*emulator_phases(work), _screening, _theta]
     if is_collapsible(work.model, settings)[1]:
         found.append(_closing_of_theta)
     if choose(work.model, work.totals, settings, "joint", runs=False, observations=True).steps:
-        found += [_joint, _compression] if settings.free_emulator else [_joint]
+        found += [_joint, *emulator_phases(work)[1:]] if settings.free_emulator else [_joint]
     return [*found, _candidates, _closing, refinement]
+
+
+def emulator_phases(work: Work) -> list[Build]:
+    """Those of them that read the runs alone."""
+    return [_emulator, _compression, *([] if work.model.varying is None else [Residuals])]
 
 
 def refining(work: Work) -> list[Build]:

@@ -110,7 +110,7 @@ def _illustrative(number: int, features: int = 400) -> tuple[Data, Setup]:
     data = illustrative.generate(number, observations=4 + FRESH)
     order = np.random.default_rng([number, 3]).permutation(4 + FRESH)
     seen, fresh = order[:4], order[4:]
-    model = illustrative.settings(features, number, delta_features=40, quasi=True)
+    model = illustrative.settings(features, number, delta_features=40)
     settings = FitSettings(theta=StageSettings(steps=100), joint=StageSettings(steps=20))
     setup = Setup(illustrative.problem(), model, settings, illustrative.TRANSFORM, torch.float64)
     theta = np.array([data.theta_true])
@@ -171,9 +171,8 @@ def _radionuclide(number: int) -> tuple[Data, Setup]:
         return truth + noise * rng.standard_normal(truth.shape), noise
 
     (y, noise), (fresh_y, fresh_noise) = observed(x), observed(fresh)
-    setup = Setup(
-        radionuclide.problem(), replace(config.model, seed=number), config.fit, TransformSettings(), torch.float32
-    )
+    model = replace(config.model, seed=number, varying_residual=True)  # nothing over most of the field, and a plume
+    setup = Setup(radionuclide.problem(), model, config.fit, TransformSettings(), torch.float32)
     return Data(data.x_runs, data.t, data.z, x, y, fresh, fresh_y, theta, noise, fresh_noise), setup
 
 

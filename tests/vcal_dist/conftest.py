@@ -62,6 +62,7 @@ class Kit:
         likelihood_z: LikelihoodSettings | None = None,
         likelihood_y: LikelihoodSettings | None = None,
         emulator_residual: bool = True,
+        varying_residual: bool = False,
         dtype: torch.dtype = F64,
         seed: int = 3,
     ) -> CalibrationModel:
@@ -83,6 +84,7 @@ class Kit:
             likelihood_z=likelihood_z or LikelihoodSettings(noise=0.3),
             likelihood_y=likelihood_y or LikelihoodSettings(noise=0.4),
             emulator_residual=emulator_residual,
+            varying_residual=varying_residual,
             seed=seed,
         )
         model = CalibrationModel(controls, prior or Kit.prior(1), outputs, settings, dtype=dtype)

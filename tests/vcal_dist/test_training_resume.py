@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "collapsed": {},
     "fullrank": {
         "weights": "fullrank",
-        "model": {"likelihood_y": {"kind": "student_t"}},
+        "model": {"likelihood_y": {"kind": "student_t"}, "varying_residual": True},
         "fit": {"free_emulator": True},
     },
     "meanfield": {"weights": "meanfield"},

@@ -66,15 +66,13 @@ def scaling() -> Scaling:
     return Scaling(problem(), OutputScaling([TRANSFORM], zero, zero + 1, ["response"]), torch.float64)
 
 
-def settings(
-    features: int = 1000, seed: int = 0, *, delta_features: int | None = None, quasi: bool = False
-) -> ModelSettings:
+def settings(features: int = 1000, seed: int = 0, *, delta_features: int | None = None) -> ModelSettings:
     """The model that the data come from, with `features` features for η and for δ and nothing of it to learn.
 
     It sees t on the unit interval, where the lengthscale 1/√A_η is shorter by the width of the bounds, and outputs that
     are not standardised (`TRANSFORM`). δ hardly bends over the unit interval: 40 features are as good as 400.
     """
-    fixed = FeatureSettings(features=features, quasi=quasi, frequencies="fixed")
+    fixed = FeatureSettings(features=features, frequencies="fixed")
     of_delta = replace(fixed, features=delta_features or features)
     noise = LikelihoodSettings(noise=NOISE, learn_noise=False)
     lengthscale, (low, high) = 1 / math.sqrt(A_ETA), BOUNDS

@@ -56,7 +56,8 @@ def emulator_error(gathered: Gathered) -> list[Check]:
         ""
         if status == "good"
         else "Give the emulator more features (model.eta.features.features) or steps, a transform of a skewed output, "
-        "hidden layers for sharp features, or more runs where the errors are largest."
+        "hidden layers for sharp features, or more runs where the errors are largest. Where these are few, "
+        "model.varying_residual=true keeps them from widening what is said of all others."
     )
     numbers = {name: ratio for ratio, _, name, *_ in found}
     value = f"{figure(ratio, 2)} × noise"
@@ -122,10 +123,15 @@ def learned_from(gathered: Gathered, output: str) -> int:
 
 
 def residual_of(gathered: Gathered, output: str) -> float:
-    """The emulator's residual κσ_z that the model adds to the noise of an output, on the scale of its transform."""
-    member = gathered.member
-    variance, outputs = member.model.residual_variance(), member.scaling.outputs
-    return 0.0 if variance is None else float(to_numpy(variance.sqrt() * outputs.sd)[outputs.names.index(output)])
+    """The emulator's residual that the model adds to the noise of an output, on the scale of its transform.
+
+    The root mean square over observations, or over runs where there are none at hand.
+    """
+    sample = gathered.observations or gathered.runs
+    if sample is None:
+        return 0.0
+    k = gathered.member.scaling.outputs.names.index(output)
+    return math.sqrt(float(np.square(gathered.member.residual(sample.judged.x)[:, k]).mean()))
 
 
 def emulator_and_noise(gathered: Gathered) -> list[tuple[str, float, float]]:
