@@ -38,6 +38,16 @@ def sum_over_ranks(tensors: Sequence[Tensor], *, symmetric: int = 0) -> list[Ten
     return list(_AllReduce.apply(symmetric, *tensors))  # type: ignore[no-untyped-call]
 
 
+def plus(sums: list[Tensor] | None, parts: list[Tensor]) -> list[Tensor]:
+    """Sums so far, if there are any, with those of another block."""
+    return parts if sums is None else [total + part for total, part in zip(sums, parts, strict=True)]
+
+
+def carried(sums: list[Tensor] | None) -> list[Tensor] | None:
+    """Sums of a checkpoint: the first process has them all, the others begin with nothing."""
+    return sums if sums is None or rank() == 0 else [torch.zeros_like(part) for part in sums]
+
+
 def average_gradients(parameters: Sequence[Tensor], extras: Tensor) -> Tensor:
     """Averages gradients over all processes in place, and `extras` (E,) with them, all in one collective call."""
     size = world_size()

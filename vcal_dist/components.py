@@ -16,8 +16,8 @@ from vcal_dist.collective import rank, world_size
 from vcal_dist.fullrank import FullRank
 from vcal_dist.mixture import FEWEST_PIECES, Adapted, Mixture, divided, marginal
 from vcal_dist.nature import Nature
-from vcal_dist.passes import curvature, pin
 from vcal_dist.phases import blocks
+from vcal_dist.pinning import curvature, pin
 from vcal_dist.work import Work
 
 LIGHT = 10.0  # nats below the best mode, where another does not matter

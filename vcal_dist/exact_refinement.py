@@ -24,10 +24,11 @@ from vcal_dist.components import (
     started,
     started_mixture,
 )
+from vcal_dist.densities import collapsed_log_density, nature_moments
 from vcal_dist.errors import ModelError
 from vcal_dist.mixture import FEW, Mixture, adapt
 from vcal_dist.nature import Nature
-from vcal_dist.passes import close, collapsed_log_density, nature_moments
+from vcal_dist.passes import close
 from vcal_dist.phases import BLOCK, PASS_ROWS, LinAlgError, blocks
 from vcal_dist.work import Work
 

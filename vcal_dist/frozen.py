@@ -22,7 +22,7 @@ from torch import Tensor
 from vcal_dist.batches import Observations
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import Gram, gram, in_frame, log_evidence_if_any
-from vcal_dist.collective import rank, sum_over_ranks
+from vcal_dist.collective import carried, plus, sum_over_ranks
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame
 from vcal_dist.likelihoods import Gaussian
@@ -80,9 +80,7 @@ class Frozen:
         if self.shared is None:
             sums = gram(psi, y.mT, precision)
             parts = [sums.G, sums.log_precision, sums.rows, *parts]
-        if self.sums is not None:
-            parts = [total + part for total, part in zip(self.sums, parts, strict=True)]
-        self.sums, self.summed = parts, None
+        self.sums, self.summed = plus(self.sums, parts), None
 
     @torch.no_grad()
     def log_density(self, points: Tensor | None = None) -> Tensor:
@@ -144,8 +142,6 @@ class Frozen:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state; the first process carries the sums on."""
-        self.centre, self.points, sums = state["centre"], state["points"], state["sums"]
+        self.centre, self.points = state["centre"], state["points"]
         self.shared = None if state["shared"] is None else Shared(*state["shared"])
-        if sums is not None and rank() > 0:
-            sums = [torch.zeros_like(part) for part in sums]
-        self.sums, self.summed = sums, None
+        self.sums, self.summed = carried(state["sums"]), None

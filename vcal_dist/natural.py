@@ -22,6 +22,7 @@ from torch import Tensor
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel, join
 from vcal_dist.collective import sum_over_ranks
+from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, FullRank, factorise
 from vcal_dist.gp import Draw
 from vcal_dist.objective import Key, Samples, expected_y, sample_theta, weigh
@@ -202,3 +203,21 @@ def _no_curvature(q: FullRank) -> Arrow:
 def flat(rows: Tensor) -> Tensor:
     """Samples and rows in one dimension."""
     return rows.reshape(-1, rows.shape[-1])
+
+
+def flatten(statistics: Statistics) -> list[Tensor]:
+    """The parts, as sums over blocks take them."""
+    *parts, log_likelihood = statistics[1:]
+    return [*statistics.curvature, *parts, log_likelihood.detach()]
+
+
+def statistics_of(parts: list[Tensor]) -> Statistics:
+    """What `flatten` took apart."""
+    return Statistics(Arrow(*parts[:3]), *parts[3:])
+
+
+def summed_statistics(sums: list[Tensor] | None) -> Statistics:
+    """Over all processes, in one call."""
+    if sums is None:
+        raise ModelError("there are no rows to learn from; give at least one run and one observation")
+    return statistics_of(sum_over_ranks(sums))

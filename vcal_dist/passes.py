@@ -17,22 +17,17 @@ from torch import Tensor
 from vcal_dist import gaussian
 from vcal_dist.batches import Observations, Runs, Table
 from vcal_dist.calibration import CalibrationModel
-from vcal_dist.collapsed import Gram, log_evidence, log_evidence_if_any, posterior
-from vcal_dist.collective import rank, sum_over_ranks, world_size
+from vcal_dist.collapsed import Gram, log_evidence, posterior
+from vcal_dist.collective import carried, plus, sum_over_ranks
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Arrow, Frame, FullRank
 from vcal_dist.gp import Draw
-from vcal_dist.likelihoods import Gaussian
-from vcal_dist.natural import Statistics, natural_step, runs_statistics
-from vcal_dist.nature import Nature
-from vcal_dist.objective import CollapsedTheta, Key, Samples, observations_gram, over_samples, runs_gram
+from vcal_dist.natural import Statistics, flatten, natural_step, runs_statistics, statistics_of, summed_statistics
+from vcal_dist.objective import Key, Samples, runs_gram
 
-GRAM_NUMBERS = 4_000_000  # held at once: 32 MB
 HIDDEN_SAMPLES = 8  # of hidden layers in a pass
 PATIENCE = 5  # steps that hold before a longer one is tried again
 SETTLED = 1e-6  # nats
-DIFFERENCE = 0.05  # of ζ, for its curvature
-NEWTON_STEPS, FARTHEST, CLOSE = 6, 1.0, 0.5  # towards the mode of ζ; a step is no longer, and one below in sds the last
 SMALLEST_STEP = 1 / 64  # of Gauss–Newton: below, no step raises the bound
 
 
@@ -66,7 +61,7 @@ class Compression:
     def take(self, runs: Runs) -> None:
         """Adds a block."""
         jacobian = (runs.log_jacobian.sum(-1) * runs.weight).sum()
-        self.sums = _plus(self.sums, [*runs_gram(self.model, runs, self.draw), jacobian])
+        self.sums = plus(self.sums, [*runs_gram(self.model, runs, self.draw), jacobian])
 
     @torch.no_grad()
     def result(self) -> Compressed:
@@ -83,7 +78,7 @@ class Compression:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state; the first process carries the sums on."""
-        self.sums = _carried(state["sums"])
+        self.sums = carried(state["sums"])
 
 
 def compress(model: CalibrationModel, blocks: Iterable[Runs], *, key: Key = (0,)) -> Compressed:
@@ -190,11 +185,11 @@ class Climb(Generic[Table]):
 
     def take(self, block: Table) -> None:
         """Adds a block of the pass under way."""
-        self.sums = _plus(self.sums, _flatten(self.statistics(block)))
+        self.sums = plus(self.sums, flatten(self.statistics(block)))
 
     def turn(self) -> None:
         """Ends a pass over all rows: moves q, or finds that nothing is left to do."""
-        found, self.sums = _total(self.sums), None
+        found, self.sums = summed_statistics(self.sums), None
         if self.relaxing:
             self.damped += natural_step(self.q, found, 1.0, hold_theta=True).damped
         else:
@@ -220,7 +215,7 @@ class Climb(Generic[Table]):
             # Where f is curved, steps of the same length may lead from one side of the top to the other and back.
             beyond = self.kept is not None and now - self.best < slack < self.decrement
             self.best, self.held = now, self.held + 1
-            self.kept = self._here(), _flatten(found)
+            self.kept = self._here(), flatten(found)
             if converged:
                 return self._end(converged=True)
             if beyond and self.rho > SMALLEST_STEP:
@@ -230,7 +225,7 @@ class Climb(Generic[Table]):
         if self.iteration == self.iterations:  # another step would never be judged
             return self._end(converged=False)
         assert self.kept is not None
-        step = natural_step(self.q, _statistics(self.kept[1]), self.rho)
+        step = natural_step(self.q, statistics_of(self.kept[1]), self.rho)
         self.decrement, self.damped = step.decrement, self.damped + step.damped
         return None
 
@@ -264,215 +259,10 @@ class Climb(Generic[Table]):
             setattr(self, name, state[name])
         self.q.load_state_dict(state["q"])
         self.kept = None if state["kept"] is None else (list(state["kept"][0]), list(state["kept"][1]))
-        self.sums = _carried(state["sums"])
+        self.sums = carried(state["sums"])
         self.ended = None if state["ended"] is None else Closing(*state["ended"])
 
 
 def _laplace(log_joint: float, q: FullRank) -> float:
     """log ∫ p(y, θ̃) dθ̃ around the mean: p(y, θ̃ = μ) but for (2π)^(−d2/2), times √|Σ_θθ|."""
     return log_joint + float(torch.linalg.slogdet(q.theta_root).logabsdet)
-
-
-@torch.no_grad()
-def collapsed_log_density(
-    model: CalibrationModel,
-    frame: Frame,
-    blocks: Callable[[], Iterable[Observations]],
-    points: Tensor,
-    nature: Nature | None = None,
-    *,
-    key: Key = (0,),
-) -> Tensor:
-    """log p(y | θ̃, ζ, runs) + log p(θ̃, ζ) at points (P, d2 + ζ's), every weight of a last layer integrated out: (P,).
-
-    ζ are nature's hyperparameters; without them the model's own values count. Exact without hidden layers and g, up to
-    the Jacobian of the scaling, a constant. With hidden layers it is the bound of the best q(w | θ̃) given theirs, so
-    that its exponential is the best q(θ̃): points come one by one, each with the same noise.
-    """
-    d2 = model.prior.dim
-    prior = -0.5 * points.square().sum(-1) - 0.5 * points.shape[-1] * math.log(2 * math.pi)
-    if nature is None or nature.dim == 0:
-        together = 1 if model.random else max(1, GRAM_NUMBERS // (model.outputs * model.width**2))
-        return prior + torch.cat([_evidence(model, frame, blocks, some, key) for some in points.split(together)])
-    values = []
-    with nature.kept():
-        for point in points:
-            nature.put(point[d2:])
-            values.append(_evidence(model, frame, blocks, point[None, :d2], key))
-    return prior + torch.cat(values)
-
-
-def _evidence(
-    model: CalibrationModel, frame: Frame, blocks: Callable[[], Iterable[Observations]], theta: Tensor, key: Key
-) -> Tensor:
-    """log p(y | θ̃, runs) at points (P, d2), at the model's hyperparameters: (P,)."""
-    total: Gram | None = None
-    for block in blocks():
-        point = CollapsedTheta(model, frame, theta[0] if model.random else theta)
-        draw = Draw(key, HIDDEN_SAMPLES, block.row) if model.random else None
-        sums = observations_gram(model, point, block, draw)
-        if model.random:
-            sums = Gram(*(part.unsqueeze(0) for part in over_samples(sums)))
-        total = sums if total is None else total.plus(sums)
-    if total is None:
-        raise ModelError("there are no observations; θ needs at least 1")
-    total = Gram(*sum_over_ranks(total, symmetric=1))
-    return (log_evidence if torch.is_grad_enabled() else log_evidence_if_any)(total).sum(-1)
-
-
-def nature_moments(
-    model: CalibrationModel,
-    frame: Frame,
-    blocks: Callable[[], Iterable[Observations]],
-    theta: Tensor,
-    nature: Nature,
-) -> tuple[Tensor, Tensor]:
-    """Laplace's mean and covariance of ζ given θ̃ (d2,), by a few Newton steps from the model's values.
-
-    The curvature is that of central differences of the gradient, and never below the prior's.
-    """
-
-    def gradient(zeta: Tensor) -> Tensor:
-        nature.put(zeta)
-        parameters = [part.parameter for part in nature.parts]
-        with torch.enable_grad():
-            evidence = _evidence(model, frame, blocks, theta[None], (0,)).sum()
-            # Of all processes, once averaged over them; steps, as of arccos0, have no slope in their length scales.
-            slopes = torch.autograd.grad(evidence, parameters, allow_unused=True, materialize_grads=True)
-        scaled = [part.spread * slope.double().reshape(-1) for part, slope in zip(nature.parts, slopes, strict=True)]
-        return sum_over_ranks([torch.cat(scaled)])[0] / world_size() - zeta
-
-    with nature.kept():
-        here = nature.read().detach()
-        steps = DIFFERENCE * torch.eye(nature.dim, dtype=here.dtype, device=here.device)
-        covariance, length = steps, math.inf
-        for _ in range(NEWTON_STEPS):
-            if length < CLOSE:
-                break
-            H = torch.stack([(gradient(here - step) - gradient(here + step)) / (2 * DIFFERENCE) for step in steps])
-            values, vectors = torch.linalg.eigh(0.5 * (H + H.mT))
-            covariance = (vectors / values.clamp_min(1.0)) @ vectors.mT
-            newton = covariance @ gradient(here)
-            length = float((newton @ torch.linalg.solve(covariance, newton)).sqrt())  # in standard deviations
-            here = here + newton * min(1.0, FARTHEST / max(float(newton.norm()), 1e-12))
-    return here, covariance
-
-
-def is_conjugate(model: CalibrationModel) -> bool:
-    """Whether the last layers' weights integrate out given θ̃ and hidden layers: Gaussian noise, no g."""
-    gaussian = isinstance(model.likelihood_z, Gaussian) and isinstance(model.likelihood_y, Gaussian)
-    return gaussian and model.kind != "general"
-
-
-class Pin:
-    """Gives q the marginal N(theta, covariance) of θ̃, and w given θ̃ from the observations, linearised at its mean.
-
-    Two passes: the slopes in θ̃ belong to the weights that the first one finds.
-    """
-
-    def __init__(
-        self, model: CalibrationModel, q: FullRank, theta: Tensor, covariance: Tensor, key: Key = (0,)
-    ) -> None:
-        self.model, self.q, self.covariance, self.key = model, q, covariance, key
-        q.move(theta.clone(), q.mean, q.precision)
-        self.passes = 0
-        self.sums: list[Tensor] | None = None
-
-    def take(self, block: Observations) -> None:
-        """Adds a block of the pass under way."""
-        copies = self.q.theta_mean.expand(HIDDEN_SAMPLES if self.model.random else 1, -1)
-        found = gaussian.statistics(self.model, self.q, block, theta=copies, key=self.key, learn=False)
-        self.sums = _plus(self.sums, _flatten(found))
-
-    def turn(self) -> bool:
-        """Ends a pass; whether it was the last."""
-        q = self.q
-        natural_step(q, _total(self.sums), 1.0, hold_theta=True)
-        self.sums, self.passes = None, self.passes + 1
-        if self.passes < 2:
-            return False
-        A = torch.linalg.inv(self.covariance) + (q.precision.cross @ q.factors.gain).sum(0)
-        q.move(q.theta_mean, q.mean, q.precision._replace(theta=0.5 * (A + A.mT)))
-        return True
-
-    def state(self) -> dict[str, Any]:
-        """Where it is, in the middle of a pass too; every process must ask."""
-        sums = None if self.sums is None else sum_over_ranks(self.sums)
-        return {"q": self.q.state_dict(), "covariance": self.covariance, "passes": self.passes, "sums": sums}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a state; the first process carries the sums on."""
-        self.q.load_state_dict(state["q"])
-        self.covariance, self.passes, self.sums = state["covariance"], state["passes"], _carried(state["sums"])
-
-
-def pin(
-    model: CalibrationModel,
-    q: FullRank,
-    blocks: Callable[[], Iterable[Observations]],
-    theta: Tensor,
-    covariance: Tensor,
-    *,
-    key: Key = (0,),
-) -> None:
-    """`Pin` with blocks that are at hand."""
-    pinning, done = Pin(model, q, theta, covariance, key), False
-    while not done:
-        for block in blocks():
-            pinning.take(block)
-        done = pinning.turn()
-
-
-@torch.no_grad()
-def curvature(
-    model: CalibrationModel,
-    q: FullRank,
-    blocks: Callable[[], Iterable[Observations]],
-    theta: Tensor,
-    *,
-    key: Key = (0,),
-) -> float:
-    """How far f at points θ̃ (P, d2) is from what q says of it there, as weights that are linear in θ̃ cannot follow.
-
-    The mean square over points and rows, in standard deviations of f given θ̃: small beside one where q(f) is right.
-    """
-    hidden = HIDDEN_SAMPLES if model.random else 1
-    exact = FullRank(q.theta_dim, q.outputs, q.width, frame=Frame(q.frame_mean, q.frame_root), absorbed=q.absorbed)
-    exact.move(q.theta_mean, q.mean, q.precision)
-    total = torch.zeros(2, dtype=torch.float64, device=theta.device)
-    for point in theta:
-        pin(model, exact, blocks, point, torch.eye(len(point)).to(point), key=key)
-        copies = point.expand(hidden, -1)
-        for block in blocks():
-            unit, draw = model.rows_of_theta(copies, len(block.x)), Draw(key, hidden, block.row)
-            at, linear = (model.predict(each, block.x, copies, unit, draw) for each in (exact, q))
-            away = (linear.mean.mean(0) - at.mean.mean(0)).square() / at.var.mean(0)  # (B, K)
-            counted = (block.weight.unsqueeze(-1) * ~block.y.isnan()).double()
-            total += torch.stack([(away * counted).sum(), counted.sum()])
-    squares, values = sum_over_ranks([total])[0].tolist()
-    return squares / max(values, 1.0)
-
-
-def _flatten(statistics: Statistics) -> list[Tensor]:
-    *parts, log_likelihood = statistics[1:]
-    return [*statistics.curvature, *parts, log_likelihood.detach()]
-
-
-def _statistics(parts: list[Tensor]) -> Statistics:
-    return Statistics(Arrow(*parts[:3]), *parts[3:])
-
-
-def _total(sums: list[Tensor] | None) -> Statistics:
-    """Over all processes, in one call."""
-    if sums is None:
-        raise ModelError("there are no rows to learn from; give at least one run and one observation")
-    return _statistics(sum_over_ranks(sums))
-
-
-def _plus(sums: list[Tensor] | None, parts: list[Tensor]) -> list[Tensor]:
-    return parts if sums is None else [total + part for total, part in zip(sums, parts, strict=True)]
-
-
-def _carried(sums: list[Tensor] | None) -> list[Tensor] | None:
-    """Sums of a checkpoint: the first process has them all, the others begin with nothing."""
-    return sums if sums is None or rank() == 0 else [torch.zeros_like(part) for part in sums]

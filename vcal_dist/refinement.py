@@ -10,9 +10,10 @@ sees the posterior as it is. Its points are
 
 from __future__ import annotations
 
+from vcal_dist.densities import is_conjugate
 from vcal_dist.exact_refinement import refine_exactly
 from vcal_dist.nature import AMPLITUDE, KINDS, NOISE, Nature
-from vcal_dist.passes import HIDDEN_SAMPLES, is_conjugate
+from vcal_dist.passes import HIDDEN_SAMPLES
 from vcal_dist.phases import Instant, Phase
 from vcal_dist.streamed_refinement import Refining
 from vcal_dist.work import Work

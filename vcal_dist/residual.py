@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vcal_dist.batches import Runs
-from vcal_dist.collective import rank, sum_over_ranks
+from vcal_dist.collective import carried, plus, sum_over_ranks
 from vcal_dist.fullrank import Frame
 from vcal_dist.gp import DeepGP
 
@@ -79,7 +79,7 @@ class ResidualFit:
             torch.stack([psi.mT @ (psi * weight[:, k : k + 1]) for k in range(len(v))]),
             weight.sum(0),
         ]
-        self.sums = parts if self.sums is None else [a + b for a, b in zip(self.sums, parts, strict=True)]
+        self.sums = plus(self.sums, parts)
 
     @torch.no_grad()
     def turn(self) -> bool:
@@ -105,5 +105,4 @@ class ResidualFit:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state; the first process carries the sums on."""
-        self.passes, sums = state["passes"], state["sums"]
-        self.sums = sums if sums is None or rank() == 0 else [torch.zeros_like(part) for part in sums]
+        self.passes, self.sums = state["passes"], carried(state["sums"])

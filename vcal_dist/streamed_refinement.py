@@ -24,8 +24,8 @@ from vcal_dist.components import (
 from vcal_dist.frozen import Frozen, Shared
 from vcal_dist.mixture import Adaptation, Adapted, Mixture, marginal
 from vcal_dist.nature import Nature
-from vcal_dist.passes import Pin
 from vcal_dist.phases import NO_VOTE, PASS_ROWS, Batch, Feed, Outcome, Reading, blocks
+from vcal_dist.pinning import Pin
 from vcal_dist.work import Work
 
 NEWTON_STEPS, SMALL = 12, 0.005  # SMALL: of ζ, for differences

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from vcal_dist.batches import take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collective import sum_over_ranks, world_size
+from vcal_dist.densities import collapsed_log_density
 from vcal_dist.fullrank import FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.natural import Statistics, observations_statistics, runs_statistics
 from vcal_dist.objective import CollapsedTheta, Samples, collapsed_observations, collapsed_runs, elbo
-from vcal_dist.passes import close, collapsed_log_density, compress, settle
+from vcal_dist.passes import close, compress, settle
 
 F64 = torch.float64
 ROWS = 11

@@ -10,10 +10,11 @@ import scipy.stats
 import torch
 
 from vcal_dist.batches import take
+from vcal_dist.densities import collapsed_log_density
 from vcal_dist.errors import ModelError
 from vcal_dist.frozen import Frozen
 from vcal_dist.nature import AMPLITUDE, NOISE, Nature
-from vcal_dist.passes import collapsed_log_density, compress
+from vcal_dist.passes import compress
 
 F64 = torch.float64
 

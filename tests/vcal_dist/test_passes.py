@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vcal_dist.batches import Observations, take
 from vcal_dist.calibration import CalibrationModel, ModelSettings
+from vcal_dist.densities import collapsed_log_density
 from vcal_dist.errors import ModelError
 from vcal_dist.features import FeatureSettings
 from vcal_dist.fullrank import Arrow, Frame, FullRank
@@ -23,7 +24,8 @@ from vcal_dist.gp import Draw, GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
 from vcal_dist.natural import Statistics, observations_statistics, runs_statistics
 from vcal_dist.objective import Samples, elbo, observations_log_likelihood
-from vcal_dist.passes import HIDDEN_SAMPLES, Climb, close, collapsed_log_density, compress, curvature, pin, run, settle
+from vcal_dist.passes import HIDDEN_SAMPLES, Climb, close, compress, run, settle
+from vcal_dist.pinning import curvature, pin
 
 F64 = torch.float64
 UNEVEN = [1, 0, 11, 3, 5]  # rows of blocks, 20 in all

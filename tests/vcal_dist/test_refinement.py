@@ -15,6 +15,7 @@ from tests.vcal_dist.training_kit import PASS_ROWS, Enough, Some, assert_same, c
 from vcal_dist import exact_refinement, mixture, phases, refinement, streamed_refinement
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel, ModelSettings
+from vcal_dist.densities import collapsed_log_density, nature_moments
 from vcal_dist.errors import ModelError
 from vcal_dist.features import FeatureSettings
 from vcal_dist.fitting import fit
@@ -22,7 +23,7 @@ from vcal_dist.gp import GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
 from vcal_dist.mixture import Adapted
 from vcal_dist.nature import AMPLITUDE, LENGTHSCALES, NOISE, Nature
-from vcal_dist.passes import collapsed_log_density, compress, nature_moments
+from vcal_dist.passes import compress
 from vcal_dist.plan import FitSettings, StageSettings, Totals
 from vcal_dist.posterior import Posterior
 from vcal_dist.training import train
