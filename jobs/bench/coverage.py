@@ -307,23 +307,26 @@ def run(asked: Asked, *, first: int = 0, replicates: int | None = None) -> dict[
             path = Path(folder) / "emulator.safetensors"
             _train_emulator(asked.name, path)
             asked = asked._replace(shared=str(path))
-        outcomes = []
-        for done, outcome in enumerate(_parallel(asked, numbers), 1):
-            outcomes.append(outcome)
+        outcomes: dict[int, Outcome] = {}
+        for done, (number, outcome) in enumerate(_parallel(asked, numbers), 1):
+            outcomes[number] = outcome
             if done % max(1, count // 20) == 0:
                 note(f"{done} of {count}")
     return summarise(asked.name, outcomes, asked.weights)
 
 
-def _parallel(asked: Asked, numbers: range) -> Iterator[Outcome]:
+def _parallel(asked: Asked, numbers: range) -> Iterator[tuple[int, Outcome]]:
     workers = min(len(numbers), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(one, asked, number) for number in numbers]):
-            yield future.result()
+        futures = {pool.submit(one, asked, number): number for number in numbers}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
-def summarise(name: str, outcomes: list[Outcome], weights: str) -> dict[str, Any]:
-    """Coverage of θ and of fresh observations."""
+def summarise(name: str, numbered: dict[int, Outcome], weights: str) -> dict[str, Any]:
+    """Coverage of θ and of fresh observations, over replicates by their numbers."""
+    numbers = sorted(numbered)
+    outcomes = [numbered[number] for number in numbers]
     parameters = [v.name for v in EXPERIMENTS[name].make(0)[1].problem.calibration_inputs]
     found: dict[str, Any] = {"experiment": name, "weights": weights, "replicates": len(outcomes)}
     for j, parameter in enumerate(assess(parameters, [outcome.told for outcome in outcomes])):
@@ -334,6 +337,8 @@ def summarise(name: str, outcomes: list[Outcome], weights: str) -> dict[str, Any
         found[f"{parameter.name} error"] = f"mean {statistics.mean(errors):.4g}, largest {max(errors):.4g}"
         found[f"{parameter.name} sd"] = statistics.mean(outcome.told.sd[j] for outcome in outcomes)
         found[f"{parameter.name} verdict"] = f"{parameter.verdict} (p = {parameter.p:.2g})"
+        if parameter.far:
+            found[f"{parameter.name} far outside in replicate"] = ", ".join(str(numbers[i]) for i in parameter.far)
         ratios = [_width(outcome.told, j) / _width(outcome.patient.told, j) for outcome in outcomes if outcome.patient]
         if ratios:
             found[f"{parameter.name} width beside that of many points"] = f"{min(ratios):.2f} to {max(ratios):.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +19,11 @@ def test_replicates_share_an_emulator_and_cover(tmp_path: Path) -> None:
     shared = tmp_path / "emulator.safetensors"
     coverage._train_emulator("borehole_small", shared)
     asked = coverage.Asked("borehole_small", shared=str(shared))
-    outcomes = [
-        coverage.one(asked._replace(against=900), 0),  # little more than the default has
-        coverage.one(asked, 1),
-    ]
-    for outcome in outcomes:
+    outcomes = {
+        0: coverage.one(asked._replace(against=900), 0),  # little more than the default has
+        1: coverage.one(asked, 1),
+    }
+    for outcome in outcomes.values():
         assert outcome.found.unrefined == ""
         assert outcome.found.effective > 40
         assert len(outcome.predictive) == 200
@@ -82,7 +83,13 @@ def test_coverage_is_counted() -> None:
         many = coverage.Found(wider, "", 8000, 70.0)
         return coverage.Outcome(coverage.Found(told, "", 768, 100.0), [0.5, 0.01], 1.0, many)
 
-    found = coverage.summarise("borehole_1000", [outcome(True)] * 3 + [outcome(False)], "collapsed")
+    outside = outcome(False)
+    far = replace(outside.told, pit=(1e-9, 0.5, 0.5))
+    outside = outside._replace(found=outside.found._replace(told=far))
+    outcomes = {7: outside, 5: outcome(True), 4: outcome(True), 6: outcome(True)}
+    found = coverage.summarise("borehole_1000", outcomes, "collapsed")
+    assert found["rw far outside in replicate"] == "7"
+    assert "r far outside in replicate" not in found
     assert found["rw in 90 %"].startswith("0.750")
     assert found["all parameters in 95 %"] == "3 of 4"
     assert found["fresh observations in 90 %"] == 0.5
@@ -92,3 +99,22 @@ def test_coverage_is_counted() -> None:
     assert found["effective draws of many points, least"] == 70.0
     assert found["many points that carry too little"] == 0
     assert found["Tl error"] == "mean 0.1, largest 0.1"
+
+
+def test_other_replicates_are_asked_for_by_the_number_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the calibrations, which another test makes."""
+    made: list[int] = []
+
+    def parallel(asked: coverage.Asked, numbers: range) -> Iterator[tuple[int, coverage.Outcome]]:
+        for number in numbers:
+            data, _ = coverage.EXPERIMENTS[asked.name].make(number)
+            made.append(number)
+            truth = tuple(data.theta.tolist())
+            told = Told((0.5,), truth, truth, (0.1,), {level: [(-9.0, 9.0)] for level in LEVELS})
+            yield number, coverage.Outcome(coverage.Found(told, "", 768, 100.0), data.fresh_y[:, 0].tolist(), 1.0)
+
+    monkeypatch.setattr(coverage, "_parallel", parallel)
+    found = coverage.run(coverage.Asked("illustrative"), first=3, replicates=2)
+    assert made == [3, 4]
+    assert found["replicates"] == 2
+    assert found["theta error"] == "mean 0, largest 0"
