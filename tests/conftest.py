@@ -16,7 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.ray_kit import RayHead
 
-CLUSTERS = ("ray_head", "slurm_kit")  # in the files of tests that wait for one
+# Words in the files of tests that wait for a cluster, and that look at the quick experiments.
+CLUSTERS, REPRODUCED = ("ray_head", "slurm_kit"), ("reproduced: Reproduced",)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -85,27 +86,31 @@ def _has_gpu() -> bool:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Who shares a process with whom where `make test` runs two of them side by side.
 
-    Files stay together, for what their tests share, and those that wait for the Ray head or the SLURM, which there is
-    one of, share one process. (Groups of pytest-xdist 3.8 have no effect under pytest 9.2.)
+    Files stay together, for what their tests share. Those that wait for the Ray head or the SLURM, which there is one
+    of, share one process, and so do those that look at the quick experiments, which take minutes. (Groups of
+    pytest-xdist 3.8 have no effect under pytest 9.2.)
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "clusters" if _needs_cluster(config.rootpath / file) else file
+            for words in (CLUSTERS, REPRODUCED):
+                if _names(config.rootpath / file, words):
+                    return words[0]
+            return file
 
     return ByFile(config, log)
 
 
 @cache
-def _needs_cluster(path: Path) -> bool:
-    return any(fixture in path.read_text(encoding="utf-8") for fixture in CLUSTERS)
+def _names(path: Path, words: tuple[str, ...]) -> bool:
+    return any(word in path.read_text(encoding="utf-8") for word in words)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are deselected where there is none; those that wait for a cluster, the longest, come first."""
-    items.sort(key=lambda item: not _needs_cluster(item.path))
+    items.sort(key=lambda item: not _names(item.path, CLUSTERS))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         config.hook.pytest_deselected(items=marked)

@@ -57,6 +57,7 @@ def test_emulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 def test_train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     steps = {"emulator": 60, "theta": 20, "joint": 3}
     monkeypatch.setattr(train, "QUICK", train.Size(5000, 1000, steps, large=100_000, turns=1))
+    monkeypatch.setattr(train, "FEW", 100)  # fewer than all, as at the sizes of the benchmark
     with pytest.raises(SystemExit) as done:
         main(["bench", "train", "--quick", "--json"])
     assert done.value.code == 0

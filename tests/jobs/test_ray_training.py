@@ -21,6 +21,7 @@ from vcal_dist.errors import PREEMPTED, ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LONG = {"fit": {"emulator": {"steps": 150}}}  # long enough to be killed in
+ONE_CPU = ("--cpus-per-worker", "1")  # two threads of one process wait for each other where something else runs
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_as_many_processes_as_there_is_room_for_train_into_an_object_store(
     ray_head: RayHead, folder: Path, here: Path, s3_url: str
 ) -> None:
     files, root = s3fs.S3FileSystem(use_listings_cache=False), f"{s3_url.removeprefix('s3://')}/elastic run"
-    options = ("--workers", "1:3", "--cpus-per-worker", "1")
+    options = ("--workers", "1:3", *ONE_CPU)
     status, said = finish(start(ray_head, folder, "elastic", *options, output=f"s3://{root}"))
     assert status == 0, said
     assert "1 to 3 processes on Ray with 1 CPU" in said
@@ -119,7 +120,7 @@ def test_as_many_processes_as_there_is_room_for_train_into_an_object_store(
 
 
 def test_a_signal_ends_all_processes_with_a_checkpoint(ray_head: RayHead, folder: Path) -> None:
-    begin = partial(start, ray_head, folder, "told", fit={"emulator": {"steps": 1500}})
+    begin = partial(start, ray_head, folder, "told", *ONE_CPU, fit={"emulator": {"steps": 1500}})
     first = begin()
     wait_for((folder / "told" / "checkpoints" / "last.safetensors").exists, 100)
     first.send_signal(signal.SIGTERM)

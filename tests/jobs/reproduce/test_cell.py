@@ -15,7 +15,7 @@ import torch
 from jobs.reproduce import cell as experiment
 from jobs.reproduce.cell_baselines import _left_out, least_squares, leave_one_out, sampled_exact, scaled
 from jobs.reproduce.cell_exact import ExactSimulator, assumed
-from jobs.reproduce.running import reproduce
+from tests.jobs.reproduce.conftest import Reproduced
 from vcal_dist.koh import Known
 from vcal_dist.mixture import Mixture, adapt
 from vcal_dist.passes import compress
@@ -25,14 +25,12 @@ from vcal_dist.transforms import OutputScaling, TransformSettings
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("cell")
-    reproduce(experiment.EXPERIMENT, output, seeds=1, quick=True, say=lambda _: None)
-    return output
+def place(reproduced: Reproduced) -> Path:
+    return reproduced.output / experiment.EXPERIMENT.name
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_quick_experiment_comes_near_the_papers_figures_and_draws_its_pictures(place: Path) -> None:
     results = json.loads((place / "results.json").read_text())
     ours = {key: value["median"] for key, value in results["ours"].items() if value is not None}
@@ -56,7 +54,7 @@ def test_the_quick_experiment_comes_near_the_papers_figures_and_draws_its_pictur
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_q_is_the_exact_posterior_of_theta_at_its_hyperparameters(place: Path) -> None:
     data = cell.generate(cell.RUNS, 0)
     posterior = Posterior.load(place / "seed-0" / "additive")
@@ -68,7 +66,7 @@ def test_q_is_the_exact_posterior_of_theta_at_its_hyperparameters(place: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_least_squares_on_the_emulator_cannot_be_improved_nearby(place: Path) -> None:
     data = cell.generate(cell.RUNS, 0)
     posterior = Posterior.load(place / "seed-0" / "additive")
@@ -86,7 +84,7 @@ def test_least_squares_on_the_emulator_cannot_be_improved_nearby(place: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_leaving_out_is_harder_than_fitting(place: Path) -> None:
     data = cell.generate(cell.RUNS, 0)
     posterior = Posterior.load(place / "seed-0" / "general")

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.jobs.reproduce.conftest import Reproduced
 
 NAMES = ("illustrative", "cell", "radionuclide", "borehole")
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("quick")
-
-
-@pytest.fixture(scope="module")
-def printed(output: Path) -> str:
-    """The command itself, as a user runs it."""
-    command = [sys.executable, "-m", "jobs.cli", "reproduce", "all", "--quick", "-o", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def results(printed: str, output: Path) -> dict[str, dict[str, Any]]:
-    return {name: json.loads((output / name / "results.json").read_text()) for name in NAMES}
+def results(reproduced: Reproduced) -> dict[str, dict[str, Any]]:
+    return {name: json.loads((reproduced.output / name / "results.json").read_text()) for name in NAMES}
 
 
 def ours(results: dict[str, dict[str, Any]], name: str) -> dict[str, float]:
@@ -39,14 +24,14 @@ def ours(results: dict[str, dict[str, Any]], name: str) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_experiment_prints_the_papers_figures_beside_ours_and_leaves_figures(
-    printed: str, results: dict[str, dict[str, Any]], output: Path
+    reproduced: Reproduced, results: dict[str, dict[str, Any]]
 ) -> None:
     for name, found in results.items():
-        assert found["title"].split("(")[0].strip()[:20] in printed
+        assert found["title"].split("(")[0].strip()[:20] in reproduced.printed
         assert found["quick"]
         assert found["versions"]["torch"]
         assert found["paper"].keys() == found["ours"].keys() == found["floor"].keys() == found["figures"].keys()
-        pictures = sorted((output / name / "figures").iterdir())
+        pictures = sorted((reproduced.output / name / "figures").iterdir())
         assert {path.suffix for path in pictures} == {".png", ".pdf"}
         assert all(path.stat().st_size > 5000 for path in pictures)
     assert results["cell"]["paper"]["additive"] == 1.83
@@ -55,6 +40,7 @@ def test_every_experiment_prints_the_papers_figures_beside_ours_and_leaves_figur
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_default_is_nearest_to_the_exact_posterior(results: dict[str, dict[str, Any]]) -> None:
     found = ours(results, "illustrative")
     assert found["distance_collapsed"] < 0.15
@@ -63,6 +49,7 @@ def test_the_default_is_nearest_to_the_exact_posterior(results: dict[str, dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_quick_cell_is_calibrated_to_within_a_factor_of_two_of_the_paper(
     results: dict[str, dict[str, Any]],
 ) -> None:
@@ -75,6 +62,7 @@ def test_the_quick_cell_is_calibrated_to_within_a_factor_of_two_of_the_paper(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_deep_emulator_captures_the_spike_and_a_shallow_one_does_not(results: dict[str, dict[str, Any]]) -> None:
     found = ours(results, "radionuclide")
     spike = results["radionuclide"]["details"][0]["spike"]["nature"]
@@ -85,6 +73,7 @@ def test_a_deep_emulator_captures_the_spike_and_a_shallow_one_does_not(results: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_borehole_reaches_its_floor_with_the_truth_inside(results: dict[str, dict[str, Any]]) -> None:
     found, floor = ours(results, "borehole"), results["borehole"]["floor"]["measure_default"]
     assert floor == pytest.approx(0.008, abs=5e-4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.reproduce.radionuclide import EXPERIMENT, QUICK, VARIANTS
-from jobs.reproduce.running import reproduce
+from tests.jobs.reproduce.conftest import Reproduced
 from vcal_dist.config import Config
 
 
@@ -47,13 +47,13 @@ def test_everything_says_that_the_data_stand_in() -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    output = tmp_path_factory.mktemp("radionuclide")
-    return output, reproduce(EXPERIMENT, output, seeds=1, quick=True, say=lambda _: None)
+def results(reproduced: Reproduced) -> tuple[Path, dict[str, Any]]:
+    output = reproduced.output / EXPERIMENT.name
+    return output, json.loads((output / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_deep_emulator_follows_the_spike_and_the_shallow_one_does_not(
     results: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -72,13 +72,12 @@ def test_the_deep_emulator_follows_the_spike_and_the_shallow_one_does_not(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_run_leaves_every_figure_its_charts_and_a_posterior_of_each_variant(
     results: tuple[Path, dict[str, Any]],
 ) -> None:
     output, found = results
-    written = json.loads((output / "results.json").read_text(encoding="utf-8"))
-    assert written["ours"].keys() == {figure.key for figure in EXPERIMENT.figures(True)}
+    assert found["ours"].keys() == {figure.key for figure in EXPERIMENT.figures(True)}
     assert all(spread is not None for spread in found["ours"].values())
     for name in ("radionuclide-sites", "radionuclide-spike"):
         assert (output / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
