@@ -57,6 +57,8 @@ class ModelSettings:
             raise ModelError(f"discrepancy is '{self.discrepancy}'; accepted: none, additive, general")
         if self.free_kappa and self.discrepancy == "general":
             raise ModelError("free_kappa goes with discrepancy 'none' or 'additive': g warps η already")
+        if self.varying_residual and not self.emulator_residual:
+            raise ModelError("varying_residual is true and emulator_residual false; it is then no part of y")
         if self.varying_residual and self.likelihood_z.kind != "gaussian":
             raise ModelError(
                 f"varying_residual goes with Gaussian noise of runs; likelihood_z.kind is '{self.likelihood_z.kind}'"

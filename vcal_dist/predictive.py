@@ -149,7 +149,7 @@ def total(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 def residuals(ensemble: Ensemble, x: Tensor) -> Tensor | None:
     """The variance of the emulator's residual around f: (K,), or (S, B, K) where it depends on the inputs."""
     model = ensemble.model
-    if model.varying is None or not model.settings.emulator_residual:
+    if model.varying is None:
         return model.residual_variance()
 
     def of_group(group: Group) -> Tensor:

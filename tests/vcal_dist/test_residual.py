@@ -265,6 +265,8 @@ def test_a_calibration_is_unsure_where_the_emulator_is(kit: Any) -> None:
 def test_what_cannot_have_it_is_refused_before_any_work(kit: Any) -> None:
     with pytest.raises(ModelError, match=r"varying_residual goes with Gaussian noise of runs; .* 'student_t'"):
         ModelSettings(varying_residual=True, likelihood_z=LikelihoodSettings(kind="student_t"))
+    with pytest.raises(ModelError, match="varying_residual is true and emulator_residual false"):
+        ModelSettings(varying_residual=True, emulator_residual=False)
     model, runs, observations = flat_and_sharp(kit, varying=True)
     with pytest.raises(ModelError, match=r"model.varying_residual goes with fit.weights collapsed or fullrank"):
         fit(model, runs, observations, FitSettings(weights="meanfield"))
