@@ -27,7 +27,7 @@ from vcal_dist.batches import Observations, Runs, Scaling, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
 from vcal_dist.leave_one_out import RELIABLE, smoothed
-from vcal_dist.likelihoods import Gaussian, Likelihood
+from vcal_dist.likelihoods import Gaussian, Likelihood, LikelihoodSettings, make_likelihood
 from vcal_dist.predictive import (
     Ensemble,
     Function,
@@ -39,6 +39,7 @@ from vcal_dist.predictive import (
     sample_outcome,
     sampled_emulator,
     sampled_process,
+    varying_residuals,
 )
 from vcal_dist.quadrature import NODES
 from vcal_dist.transforms import OutputScaling
@@ -211,6 +212,9 @@ def _simulated(
     rows = _known(runs, runs.z, "runs")
     x, t = rows.u[:, : model.controls], rows.u[:, model.controls :]
     data = _Data(x, t, rows.z, None, rows.log_jacobian, model.likelihood_z)
+    if model.varying is not None:  # s² takes the place of σ_z²
+        nothing = LikelihoodSettings(noise=2e-9, floor=1e-9, learn_noise=False)
+        data = data._replace(likelihood=make_likelihood(nothing, model.outputs).to(model.kappa.device))
     draws = _draws(draws, model, data, leave_one_out)
     return data, draw_ensemble(model, components, log_weights, draws, seed), rows.row
 
@@ -288,8 +292,8 @@ def _score(
 ) -> _Scores:
     what: Function = "process" if data.t is None else "emulator"
     closed = _leaves_out_in_closed_form(ensemble.model, data)
-    if data.t is None:
-        data = data._replace(extra=residuals(ensemble, data.x))
+    around = residuals(ensemble, data.x) if data.t is None else varying_residuals(ensemble, data.x, data.t)
+    data = data._replace(extra=around)
     if leave_one_out and not closed:
         mean = sampled_process(ensemble, data.x)[0] if data.t is None else sampled_emulator(ensemble, data.x, data.t)
         var = torch.zeros_like(mean)
@@ -298,7 +302,11 @@ def _score(
     impossible = torch.zeros_like(mean[0, :, 0], dtype=torch.bool)  # (B,)
     if leave_one_out and closed:
         assert isinstance(data.likelihood, Gaussian)
-        leverage = var * data.likelihood.precision(data.y, data.noise, data.extra)
+        counted = data.likelihood.precision(data.y, data.noise, data.extra)
+        if data.t is not None:  # the weights have learnt from runs with σ_z
+            assert isinstance(ensemble.model.likelihood_z, Gaussian)
+            counted = ensemble.model.likelihood_z.precision(data.y)
+        leverage = var * counted
         # Above one, f would be less certain than by this row alone: q has not learned from it.
         impossible = (leverage > MOST_LEVERAGE).any(-1).any(0)
         rest = 1 - leverage.clamp(max=MOST_LEVERAGE)

@@ -7,8 +7,9 @@ after all runs. With the features of that part, κφ_η R, frozen where the mode
     b(θ̃) = Σ p ψ·(y − κφ_η(x, θ)·m),    ψ = [κφ_η(x, θ̂)R, φ_δ(x)],
 
 so that it costs its features and no matrix. Of nature's hyperparameters, δ's amplitude and σ_y only scale these sums
-(σ_y where observations have no noise of their own): every point may have others, at no cost in rows. Length scales stay
-as the model has them.
+(σ_y where observations have no noise of their own and the residual is the same everywhere): every point may have
+others, at no cost in rows. Length scales stay as the model has them. A residual that depends on the inputs is frozen as
+well: what its size says of θ is then left out, and θ less sure.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.collective import average_gradients, vote
 from vcal_dist.errors import Diverged
+from vcal_dist.likelihoods import Gaussian
 from vcal_dist.passes import Climb, Compression
 from vcal_dist.residual import ResidualFit
 from vcal_dist.stages import Stage
@@ -219,9 +220,11 @@ class Residuals(Reading):
     feed = Feed(PASS_ROWS, None, None)
 
     def __init__(self, work: Work) -> None:
-        assert work.model.varying is not None
+        model = work.model
+        assert model.varying is not None
+        assert isinstance(model.likelihood_z, Gaussian)
         assert work.found.frame is not None
-        self.work, self.fit = work, ResidualFit(work.model.varying, work.model.eta, work.found.frame)
+        self.work, self.fit = work, ResidualFit(model.varying, model.eta, model.likelihood_z, work.found.frame)
 
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
         for block in _blocks(batch.runs):

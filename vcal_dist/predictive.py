@@ -148,16 +148,18 @@ def total(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def residuals(ensemble: Ensemble, x: Tensor) -> Tensor | None:
     """The variance of the emulator's residual around f: (K,), or (S, B, K) where it depends on the inputs."""
+    varying = varying_residuals(ensemble, x)
+    return ensemble.model.residual_variance() if varying is None else ensemble.model.kappa.square() * varying
+
+
+@torch.no_grad()
+def varying_residuals(ensemble: Ensemble, x: Tensor, t: Tensor | None = None) -> Tensor | None:
+    """s² (S, B, K) at θ, or at t; None where the residual is the same everywhere."""
     model = ensemble.model
     if model.varying is None:
-        return model.residual_variance()
-
-    def of_group(group: Group) -> Tensor:
-        variance = model.residual_variance(_phi(model, group, x, None))
-        assert variance is not None
-        return variance
-
-    return ensemble.over(of_group)
+        return None
+    varying, shape = model.varying, (len(x), model.outputs)
+    return ensemble.over(lambda group: varying(_phi(model, group, x, t)).expand(len(group.theta), *shape))
 
 
 @torch.no_grad()

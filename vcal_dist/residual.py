@@ -6,8 +6,9 @@ residuals r = z − φ(u)·m of all runs tell where it is large:
 
     r ~ N(0, s²(u)),    log s²(u) = ψ(u)·v,    ψ = [φ/|φ|, 1],    v ~ N(0, SPREAD²·I) but for the constant,
 
-one v for each output. log p(r, v) is concave: the first pass over the runs regresses log r², the others take Newton's
-steps. η itself does not change: noise that could vary while η is learned would explain what η has not learned yet.
+one v for each output. Runs that η was fitted to are too near it: r² counts as r²/(1 − h), h being a run's leverage.
+log p(r, v) is concave: the first pass over the runs regresses log r², the others take Newton's steps. η itself does not
+change: noise that could vary while η is learned would explain what η has not learned yet.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from vcal_dist.batches import Runs
 from vcal_dist.collective import carried, plus, sum_over_ranks
 from vcal_dist.fullrank import Frame
 from vcal_dist.gp import DeepGP
+from vcal_dist.likelihoods import Gaussian
 
 SPREAD = 3.0  # prior sd of log s²: a standard deviation four times as large, or as small, is nothing unusual
 MEAN_LOG, VAR_LOG = -1.2703628454614782, math.pi**2 / 2  # of log χ² with one degree of freedom: ψ(½) + log 2, ψ′(½)
+NOTHING = 1e-9  # precision of the constant's prior
+SMALLEST = 1e-6  # residual, in standard deviations of the output
+LEAST = 0.05  # of 1 − h
 PASSES = 10
 CLOSE = 0.02  # root mean square change of log s² that ends them
 
 
 class VaryingResidual(nn.Module):
-    """s²(u) from features of η: `floor`² + exp(ψ·v)."""
+    """s²(u) = exp(ψ·v) from features of η, and never below `floor`²."""
 
     weights: Tensor  # v (K, M + 1)
 
@@ -43,7 +48,7 @@ class VaryingResidual(nn.Module):
 
     def forward(self, phi: Tensor) -> Tensor:
         """s² at features φ (..., B, M): (..., B, K)."""
-        return self.floor**2 + (directions(phi) @ self.weights.mT).exp()
+        return (directions(phi) @ self.weights.mT).exp().clamp_min(self.floor**2)
 
 
 def directions(phi: Tensor) -> Tensor:
@@ -55,8 +60,8 @@ def directions(phi: Tensor) -> Tensor:
 class ResidualFit:
     """The passes over all runs that find v."""
 
-    def __init__(self, residual: VaryingResidual, eta: DeepGP, frame: Frame) -> None:
-        self.residual, self.eta, self.frame = residual, eta, frame
+    def __init__(self, residual: VaryingResidual, eta: DeepGP, noise: Gaussian, frame: Frame) -> None:
+        self.residual, self.eta, self.noise, self.frame = residual, eta, noise, frame
         self.passes = 0
         self.sums: list[Tensor] | None = None
 
@@ -66,7 +71,9 @@ class ResidualFit:
         phi = self.eta(runs.u, None).double()
         psi, v = directions(phi), self.residual.weights
         weight = runs.weight.double().unsqueeze(-1) * ~runs.z.isnan()  # (B, K)
-        square = (runs.z.double() - phi @ self.frame.mean.mT).square().nan_to_num() + self.residual.floor**2
+        leverage = (phi @ self.frame.root).square().sum(-1).mT / self.noise.noise_variance()  # φ·RRᵀ·φ/σ_z² (B, K)
+        square = (runs.z.double() - phi @ self.frame.mean.mT).square().nan_to_num().clamp_min(SMALLEST**2)
+        square = square / (1 - leverage).clamp_min(LEAST)
         if self.passes == 0:
             target = (square.log() - MEAN_LOG) / VAR_LOG  # of log s², over its variance
             pull, steepness = weight * target, weight / VAR_LOG
@@ -88,7 +95,7 @@ class ResidualFit:
         H, g, metric, rows = sum_over_ranks(self.sums)
         v = self.residual.weights
         prior = torch.full_like(v[0], SPREAD**-2)
-        prior[-1] = 0.0
+        prior[-1] = NOTHING
         if self.passes > 0:
             g = g - prior * v
         step = torch.linalg.solve(H + torch.diag(prior), g)  # in the first pass v itself

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vcal_dist.batches import take
+from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collective import same_everywhere, world_size
 from vcal_dist.components import LIGHT, NARROW, share, started
 from vcal_dist.errors import Diverged, ModelError
@@ -40,6 +41,7 @@ from vcal_dist.phases import (
     Residuals,
     blocks,
 )
+from vcal_dist.plan import FitSettings
 from vcal_dist.refinement import refinement
 from vcal_dist.stages import (
     Stage,
@@ -155,9 +157,8 @@ def _turned(phase: Phase) -> bool:
 def phases_of(work: Work) -> list[Build]:
     """The phases of a calibration."""
     settings = work.settings
+    check_family(work.model, settings)
     if settings.weights == "meanfield":
-        if work.model.varying is not None:
-            raise ModelError("model.varying_residual goes with fit.weights collapsed or fullrank, not with meanfield")
         return [_start_meanfield, *(partial(_meanfield, number) for number in range(4)), _end_meanfield]
     found = [*emulator_phases(work), _screening, _theta]
     if is_collapsible(work.model, settings)[1]:
@@ -165,6 +166,12 @@ def phases_of(work: Work) -> list[Build]:
     if choose(work.model, work.totals, settings, "joint", runs=False, observations=True).steps:
         found += [_joint, *emulator_phases(work)[1:]] if settings.free_emulator else [_joint]
     return [*found, _candidates, _closing, refinement]
+
+
+def check_family(model: CalibrationModel, settings: FitSettings) -> None:
+    """What the weights' family has no way to do, said before any work."""
+    if settings.weights == "meanfield" and model.varying is not None:
+        raise ModelError("model.varying_residual goes with fit.weights collapsed or fullrank, not with meanfield")
 
 
 def emulator_phases(work: Work) -> list[Build]:

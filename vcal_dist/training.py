@@ -42,7 +42,7 @@ from vcal_dist.records import Records, records_until, seconds_of
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
 from vcal_dist.run_directory import CHECKPOINTS, GLANCE, begin, held, look, refuse_held, versions, wait
 from vcal_dist.run_place import RunPlace, run_place
-from vcal_dist.schedule import Schedule
+from vcal_dist.schedule import Schedule, check_family
 from vcal_dist.stages import choose, emulator_groups, is_collapsible
 from vcal_dist.strategy import DataParallel, Launched
 from vcal_dist.way import way
@@ -228,6 +228,7 @@ def prepare(config: Config, store: Store) -> Prepared:
     prepared.check_rows("runs", at_hand.runs)
     prepared.check_rows("observations", at_hand.observations)
     check(model, at_hand.runs, at_hand.observations)
+    check_family(model, config.fit)
     place_start(model.prior, config.fit.start, torch.zeros(model.prior.dim, dtype=torch.float64))
     return prepared
 

@@ -233,6 +233,8 @@ def one(asked: Asked, number: int) -> Outcome:
     data, setup = EXPERIMENTS[asked.name].make(number)
     meanfield = asked.weights == "meanfield"
     settings = _meanfield(asked.steps) if meanfield else replace(setup.fit, weights=asked.weights)
+    if meanfield:
+        setup = setup._replace(model=replace(setup.model, varying_residual=False))
     scaling, _, _ = _prepared(data, setup)
     begun = time.perf_counter()
     fitted = _calibrated(asked, data, setup, settings, number)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,25 +14,32 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from tests.vcal_dist.training_kit import config, make_store
+from vcal_dist.assessment import _scores, _simulated
 from vcal_dist.batches import Observations, Runs, take
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.collapsed import log_evidence
+from vcal_dist.densities import collapsed_log_density
 from vcal_dist.errors import ModelError
 from vcal_dist.features import FeatureSettings
-from vcal_dist.fitting import fit
+from vcal_dist.fitting import fit, fit_emulator
 from vcal_dist.frozen import Frozen
-from vcal_dist.fullrank import Frame
+from vcal_dist.fullrank import Frame, FullRank
+from vcal_dist.gaussian import statistics
 from vcal_dist.gp import Draw, GPSettings
 from vcal_dist.likelihoods import LikelihoodSettings
+from vcal_dist.natural import observations_statistics
 from vcal_dist.objective import CollapsedTheta, collapsed_observations, observations_gram
-from vcal_dist.passes import compress
+from vcal_dist.passes import close, compress
 from vcal_dist.plan import FitSettings, StageSettings
 from vcal_dist.predictive import Inputs, draw_ensemble, residuals, users_moments, users_samples
 from vcal_dist.residual import SPREAD, ResidualFit, directions
+from vcal_dist.training import train
 from vcal_dist.transforms import OutputScaling, TransformSettings
 from vcal_dist.weights import Weights
 
 F64 = torch.float64
+QUICK = FitSettings(emulator=StageSettings(steps=150), theta=StageSettings(steps=60), joint=StageSettings(steps=5))
 
 
 def varying(kit: Any, **options: Any) -> CalibrationModel:
@@ -59,7 +68,7 @@ def fitted(model: CalibrationModel, frame: Frame, blocks: list[Runs]) -> Tensor:
     found = copy.deepcopy(model)
     assert found.varying is not None
     found.varying.weights.zero_()
-    passes = ResidualFit(found.varying, found.eta, frame)
+    passes = ResidualFit(found.varying, found.eta, found.likelihood_z, frame)  # type: ignore[arg-type]
     done = False
     while not done:
         for block in blocks:
@@ -77,10 +86,12 @@ def test_it_is_the_most_probable_function_of_the_features(kit: Any) -> None:
     with torch.no_grad():
         phi = model.eta(runs.u)
         psi, r = directions(phi).numpy(), (runs.z - phi @ frame.mean.mT).numpy()
+        uncertain = torch.einsum("bm,kmn,knl,bl->bk", phi, frame.root, frame.root.mT, phi).numpy()
+        kept = np.maximum(1 - uncertain / 0.3**2, 0.05)  # 1 − h
     for k in range(2):
         known = ~np.isnan(r[:, k])
 
-        def loss(v: Any, rows: Any = psi[known], square: Any = r[known, k] ** 2 + model.likelihood_z.floor**2) -> float:  # type: ignore[operator]
+        def loss(v: Any, rows: Any = psi[known], square: Any = (r**2 / kept)[known, k]) -> float:
             density = scipy.stats.norm.logpdf(np.sqrt(square), 0, np.exp(0.5 * rows @ v))
             return float(-density.sum() + 0.5 * (v[:-1] ** 2).sum() / SPREAD**2)
 
@@ -93,12 +104,38 @@ def test_it_is_the_most_probable_function_of_the_features(kit: Any) -> None:
 def test_it_finds_the_function_that_runs_come_from(kit: Any) -> None:
     model = varying(kit, outputs=2)
     frame = kit.frame(2, 6, 20)
+    frame = frame._replace(root=1e-3 * frame.root)  # of a frame that knows the weights
     found = fitted(model, frame, [noisy_runs(kit, model, frame, 20_000)])
     psi = directions(model.eta(kit.rand(5, 500, model.eta.inputs)).detach())
     assert model.varying is not None
     truth, close = psi @ model.varying.weights.mT, psi @ found.mT
     assert float(truth.std(0).min()) > 0.4  # there is something to find
     assert float((truth - close).square().mean(0).sqrt().max()) < 0.08
+
+
+@pytest.mark.parametrize("rows", [40, 3000])  # fewer than features, too
+def test_runs_that_the_emulator_was_fitted_to_do_not_make_it_small(kit: Any, rows: int) -> None:
+    """Where noise is the same everywhere, s² is that, as σ_z² is; a floor below it does not count."""
+    noise = LikelihoodSettings(noise=0.3, floor=0.2)
+    model = kit.model("none", features=100, varying_residual=True, likelihood_z=noise)
+    u = kit.rand(1, rows, 3)
+    weights = kit.randn(2, 100)
+    z = (model.eta(u).detach() @ weights + 0.3 * kit.randn(3, rows))[:, None]
+    runs = Runs(u, z, torch.zeros_like(z), torch.arange(rows), torch.ones(rows, dtype=F64))
+    frame = compress(model, [runs]).frame
+    psi = directions(model.eta(kit.rand(5, 500, 3)).detach())
+    s2 = (psi @ fitted(model, frame, [runs]).mT).exp()
+    assert 0.6 < float(s2.mean()) / 0.3**2 < 1.5
+
+
+def test_it_is_never_below_the_floor_and_an_output_without_runs_is_no_matter(kit: Any) -> None:
+    model = varying(kit, outputs=2, likelihood_z=LikelihoodSettings(noise=0.7, floor=0.6))
+    assert model.varying is not None
+    s2 = model.varying(model.eta(kit.rand(5, 500, model.eta.inputs)))
+    assert float(s2.min().detach()) == pytest.approx(0.36)
+    runs = kit.runs(model, 50)
+    runs.z[:, 1] = torch.nan
+    assert fitted(model, kit.frame(2, 6, 20), [runs]).isfinite().all()
 
 
 def test_blocks_and_a_state_in_the_middle_of_a_pass_change_nothing(kit: Any) -> None:
@@ -110,11 +147,11 @@ def test_blocks_and_a_state_in_the_middle_of_a_pass_change_nothing(kit: Any) -> 
     torch.testing.assert_close(fitted(model, frame, blocks), whole, rtol=1e-9, atol=1e-9)
     assert model.varying is not None
     model.varying.weights.zero_()
-    passes, done = ResidualFit(model.varying, model.eta, frame), False
+    passes, done = ResidualFit(model.varying, model.eta, model.likelihood_z, frame), False  # type: ignore[arg-type]
     while not done:
         passes.take(blocks[0])
         state = passes.state()
-        passes = ResidualFit(model.varying, model.eta, frame)
+        passes = ResidualFit(model.varying, model.eta, model.likelihood_z, frame)  # type: ignore[arg-type]
         passes.load(state)
         for block in blocks[1:]:
             passes.take(block)
@@ -139,7 +176,7 @@ def dense_log_density(model: CalibrationModel, frame: Frame, rows: Observations,
     total = 0.0
     for k in range(model.outputs):
         psi = directions(features(at))
-        s2 = model.varying.floor**2 + (psi @ model.varying.weights[k]).exp()
+        s2 = (psi @ model.varying.weights[k]).exp()
         own = model.likelihood_y.noise_variance()[k] + kappa**2 * s2 + rows.noise[:, k].square()  # type: ignore[operator,index]
         uncertain = kappa * features(at) @ frame.root[k]
         covariance = uncertain @ uncertain.mT + delta @ delta.mT + torch.diag(own)
@@ -171,6 +208,64 @@ def test_many_points_at_once_have_it_each_at_its_own(kit: Any) -> None:
         found = log_evidence(sums).sum(-1).tolist()
     expected = [dense_log_density(model, frame, observations, point, point) for point in points]
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_closed_form_statistics_have_its_slope_in_theta(kit: Any, learn: bool) -> None:
+    """Beside automatic differentiation of the bound; the curvature has what the noise's size tells in the mean."""
+    model = varying(kit, prior=kit.prior(2), outputs=2, free_kappa=True)
+    q = kit.full_rank(2, 2, model.width)
+    rows, theta = kit.observations(model, 9, missing=True, noise=True), kit.randn(40, 3, 2)
+    found = statistics(model, q, rows, theta=theta, learn=learn)
+    expected = observations_statistics(model, q, rows, theta=theta)
+    for name in ("gradient_theta", "gradient_weights", "log_likelihood"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9)
+    for name in ("cross", "weights"):
+        torch.testing.assert_close(getattr(found.curvature, name), getattr(expected.curvature, name))
+    information = torch.zeros(2, 2, dtype=F64)
+    for point in theta:
+        J = torch.stack([_log_precision(model, rows, point + 1e-5 * e) for e in torch.eye(2, dtype=F64)], -1)
+        J -= torch.stack([_log_precision(model, rows, point - 1e-5 * e) for e in torch.eye(2, dtype=F64)], -1)
+        J /= 2e-5  # (B, K, d2)
+        information += 0.5 * torch.einsum("bki,bkj->ij", J, J) / len(theta)
+    assert float(information.diagonal().min()) > 0.1  # it is something
+    torch.testing.assert_close(found.curvature.theta, expected.curvature.theta + information, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def _log_precision(model: CalibrationModel, rows: Observations, theta: Tensor) -> Tensor:
+    phi = model.phi_eta(rows.x, model.rows_of_theta(theta[None], len(rows.x)), None)
+    p = model.likelihood_y.precision(rows.y, rows.noise, model.residual_variance(phi))[0]  # type: ignore[operator]
+    return torch.where(p > 0, p, torch.ones_like(p)).log()
+
+
+def test_closing_ends_at_the_mode_of_the_exact_posterior_and_as_wide(kit: Any) -> None:
+    """A sharp bump that moves with θ: where it is, the emulator errs."""
+    settings = ModelSettings(eta=GPSettings(features=FeatureSettings(features=30)), discrepancy="none")
+    settings = replace(settings, varying_residual=True, likelihood_y=LikelihoodSettings(noise=0.05, learn_noise=False))
+    model = CalibrationModel(1, kit.prior(1), 1, settings, dtype=F64)
+
+    def bump(u: Tensor) -> Tensor:
+        x, t = u[:, :1], u[:, 1:]
+        return 1.5 * torch.exp(-(((x - t) / 0.15) ** 2)) * torch.sin(60 * x) + 0.5 * (t - 0.5)
+
+    u, x = kit.rand(1, 3000, 2), kit.rand(2, 200, 1)
+    z, y = bump(u), bump(torch.cat([x, torch.full_like(x, 0.4)], -1)) + 0.05 * kit.randn(3, 200, 1)
+    ones = torch.ones(3000, dtype=F64)
+    runs = Runs(u, z, torch.zeros_like(z), torch.arange(3000), ones)
+    rows = Observations(x, y, None, torch.zeros_like(y), torch.arange(200), ones[:200])
+    frame, _ = fit_emulator(model, runs, FitSettings(emulator=StageSettings(steps=150)))
+    grid = torch.linspace(-1.5, 1.0, 2001, dtype=F64)
+    log_density = collapsed_log_density(model, frame, lambda: [rows], grid[:, None])
+    density = (log_density - log_density.max()).exp()
+    mean = float((grid * density).sum() / density.sum())
+    sd = float((((grid - mean) ** 2 * density).sum() / density.sum()).sqrt())
+    q = FullRank(1, 1, model.width, frame=Frame(frame.mean, frame.root), absorbed=True)
+    q.move(torch.tensor([mean + 2 * sd], dtype=F64), q.mean, q.precision)
+    ended = close(model, q, lambda: [rows])
+    assert ended.converged
+    assert abs(float(q.theta_mean) - float(grid[density.argmax()])) < 0.2 * sd
+    assert 0.7 < float(q.theta_moments()[1].sqrt()) / sd < 1.4
 
 
 def test_frozen_sums_have_it_at_the_centre(kit: Any) -> None:
@@ -236,13 +331,10 @@ def flat_and_sharp(kit: Any, *, varying: bool) -> tuple[CalibrationModel, Runs, 
 
 
 def test_a_calibration_is_unsure_where_the_emulator_is(kit: Any) -> None:
-    settings = FitSettings(
-        emulator=StageSettings(steps=150), theta=StageSettings(steps=60), joint=StageSettings(steps=5)
-    )
     models = {}
     for which in (False, True):
         model, runs, observations = flat_and_sharp(kit, varying=which)
-        found = fit(model, runs, observations, settings, seed=0)
+        found = fit(model, runs, observations, QUICK, seed=0)
         models[which] = model
         assert abs(float(found.theta.mean()[0]) - 0.3) < 4 * float(found.theta.sd()[0])
     before, after = (dict(models[which].eta.named_parameters()) for which in (False, True))
@@ -260,6 +352,33 @@ def test_a_calibration_is_unsure_where_the_emulator_is(kit: Any) -> None:
         ratio = float(error[where].square().mean() / variance[where].mean())
         assert 0.4 < ratio < 2.5
     assert float(variance[sharp].mean()) > 10 * float(variance[flat].mean())
+
+
+def test_runs_are_judged_with_it(kit: Any) -> None:
+    """Of fresh runs nearer half lie in 50 % intervals, in flat places and sharp ones; the weights' variance stays."""
+    shares = {}
+    for which in (False, True):
+        model, runs, observations = flat_and_sharp(kit, varying=which)
+        found = fit(model, runs, observations, QUICK, seed=0)
+        names = ["z"]
+        scaling = OutputScaling([TransformSettings()], torch.zeros(1, dtype=F64), torch.ones(1, dtype=F64), names)
+        u = kit.rand(9, 1500, 2)
+        fresh = Runs(u, simulate(u), torch.zeros(1500, 1, dtype=F64), torch.arange(1500), torch.ones(1500, dtype=F64))
+        data, ensemble, _ = _simulated(model, found.components, found.log_weights, fresh, False, 64, 0)
+        scores = _scores(ensemble, scaling, data, False, 0, with_moments=False)
+        inside = (2 * scores.at_most[:, 0] - 1).abs() <= 0.5
+        shares[which] = [float(inside[where].double().mean()) for where in (u[:, 0] < 0.6, u[:, 0] > 0.85)]
+    (flat, sharp), (flat_before, sharp_before) = shares[True], shares[False]
+    assert 0.4 < flat < flat_before - 0.1
+    assert sharp_before + 0.1 < sharp < 0.65
+
+
+def test_a_run_is_refused_before_it_leaves_anything(tmp_path: Path) -> None:
+    make_store(tmp_path / "s.zarr")
+    asked = config(tmp_path / "s.zarr", tmp_path / "run", weights="meanfield", model={"varying_residual": True})
+    with pytest.raises(ModelError, match=r"fit.weights collapsed or fullrank, not with meanfield"):
+        train(asked, progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_cannot_have_it_is_refused_before_any_work(kit: Any) -> None:

@@ -56,8 +56,7 @@ def emulator_error(gathered: Gathered) -> list[Check]:
         ""
         if status == "good"
         else "Give the emulator more features (model.eta.features.features) or steps, a transform of a skewed output, "
-        "hidden layers for sharp features, or more runs where the errors are largest. Where these are few, "
-        "model.varying_residual=true keeps them from widening what is said of all others."
+        "hidden layers for sharp features, or more runs where the errors are largest."
     )
     numbers = {name: ratio for ratio, _, name, *_ in found}
     value = f"{figure(ratio, 2)} × noise"
