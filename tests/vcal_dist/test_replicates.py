@@ -273,4 +273,6 @@ def test_models_that_no_data_can_be_drawn_from_are_refused(settings: ModelSettin
 
 
 def test_a_discrepancy_that_is_not_there_is_no_matter() -> None:
+    with pytest.raises(ConfigError):
+        check(ModelSettings(delta=DEEP))
     check(ModelSettings(discrepancy="none", delta=DEEP))
