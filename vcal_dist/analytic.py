@@ -30,6 +30,7 @@ from vcal_dist.errors import ModelError
 from vcal_dist.fitting import check
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.sampling import Draws, sample
+from vcal_dist.stacked_emulator import StackedEmulator
 from vcal_dist.theta import ThetaPosterior
 
 LOG_2PI = math.log(2 * math.pi)
@@ -247,6 +248,8 @@ def _check_exact(model: CalibrationModel) -> None:
     if model.kind == "general":
         raise ModelError("discrepancy is 'general': g is not linear in η's weights; accepted: none, additive")
     for name, stack in (("eta", model.eta), ("delta", model.delta)):
+        if isinstance(stack, StackedEmulator):
+            raise ModelError("the emulator is stacked; the exact posterior needs model.emulator = 'features'")
         if stack is not None and stack.hidden:
             raise ModelError(f"{name} has {len(stack.hidden)} hidden layers; the exact posterior needs hidden = ()")
         if stack is not None and stack.random:

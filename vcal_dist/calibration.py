@@ -11,6 +11,7 @@ the noise of y (to first order for g). σ_y is what remains.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -25,9 +26,11 @@ from vcal_dist.nature import log_prior
 from vcal_dist.noise import shared_normal
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.residual import VaryingResidual
+from vcal_dist.stacked_emulator import StackedEmulator
 from vcal_dist.weights import Weights
 
 Discrepancy = Literal["none", "additive", "general"]
+STACKED = "eta."  # how the names of η's state begin
 THETA_NOISE, ETA_NOISE = 101, 102  # keys of the noise, apart from those of layers
 
 
@@ -48,6 +51,7 @@ class ModelSettings:
     free_kappa: bool = False
     likelihood_z: LikelihoodSettings = field(default_factory=LikelihoodSettings)
     likelihood_y: LikelihoodSettings = field(default_factory=LikelihoodSettings)
+    emulator: Literal["auto", "features", "stacked"] = "auto"  # of few runs (auto): stacked by cross-validation
     emulator_residual: bool = True
     varying_residual: bool = False  # whether it depends on the inputs: for outputs that are flat here and sharp there
     seed: int = 0
@@ -55,6 +59,8 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.discrepancy not in ("none", "additive", "general"):
             raise ModelError(f"discrepancy is '{self.discrepancy}'; accepted: none, additive, general")
+        if self.emulator not in ("auto", "features", "stacked"):
+            raise ModelError(f"emulator is '{self.emulator}'; accepted: auto, features, stacked")
         if self.free_kappa and self.discrepancy == "general":
             raise ModelError("free_kappa goes with discrepancy 'none' or 'additive': g warps η already")
         if self.varying_residual and not self.emulator_residual:
@@ -94,6 +100,8 @@ class CalibrationModel(nn.Module):
             raise ModelError(f"the model has {controls} control inputs and {outputs} outputs; accepted: 1 or more")
         self.settings, self.controls, self.outputs, self.prior = settings, controls, outputs, prior
         self.kind = settings.discrepancy
+        # η is random features, until training stacks an emulator of few runs.
+        self.eta: DeepGP | StackedEmulator
         self.eta = DeepGP(controls + prior.dim, settings.eta, seed=settings.seed, number=0, dtype=dtype)
         self.delta: DeepGP | None = None
         if self.kind != "none":
@@ -112,7 +120,7 @@ class CalibrationModel(nn.Module):
             noise = settings.likelihood_z
             self.varying = VaryingResidual(outputs, self.eta.width, noise.noise, noise.floor)
         for name, stack in (("η", self.eta), ("g", self.delta if self.kind == "general" else None)):
-            if stack is not None and not all(layer.differentiable for layer in _feature_layers(stack)):
+            if isinstance(stack, DeepGP) and not all(layer.differentiable for layer in _feature_layers(stack)):
                 raise ModelError(
                     f"the kernel arccos0 has no gradient in its inputs, so θ cannot be learned through {name}; "
                     "use arccos1 or another kernel"
@@ -136,7 +144,13 @@ class CalibrationModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The precision of the features."""
-        return self.eta.last.log_amplitude.dtype
+        return self.eta.dtype
+
+    def adopt(self, state: Mapping[str, Tensor]) -> None:
+        """Takes a state, whose η may be stacked."""
+        if f"{STACKED}scale" in state:
+            self.eta = StackedEmulator.shaped_like(dict(state), STACKED).to(self.kappa.device)
+        self.load_state_dict(dict(state))
 
     def kl(self) -> Tensor:
         """KL of everything random that is not in q(θ̃, w): hidden weights and variational frequencies."""

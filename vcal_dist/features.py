@@ -290,6 +290,12 @@ def _draw(inputs: int, settings: FeatureSettings, seed: int) -> tuple[Tensor, Te
     return base, radial
 
 
+def draw_frequencies(inputs: int, settings: FeatureSettings, seed: int) -> Tensor:
+    """Ω (d, F) at unit length scale, from the kernel's spectral density."""
+    base, radial = _draw(inputs, settings, seed)
+    return base * radial
+
+
 def _low_discrepancy(d: int, degrees: int, F: int, seed: int) -> tuple[Tensor, Tensor]:
     """As `_draw`, from a scrambled Sobol sequence, the base with ΩΩᵀ/F = I: k's curvature at 0 is then right."""
     uniform = SobolEngine(d + degrees, scramble=True, seed=seed).draw(F, dtype=torch.float64).clamp(1e-9, 1 - 1e-9)

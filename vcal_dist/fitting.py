@@ -10,6 +10,7 @@ from vcal_dist.allocation import keep_pages
 from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
+from vcal_dist.few_runs import is_stacked
 from vcal_dist.fullrank import Frame
 from vcal_dist.initialise import start_model
 from vcal_dist.phases import Batch, Descent, Feed, blocks
@@ -37,7 +38,7 @@ def fit(
     check(model, runs, observations)
     start_model(model, runs, observations, seed)
     totals = Totals(len(runs.u), len(observations.x))
-    work = Work(model, settings, totals, seed, observations)
+    work = Work(model, settings, totals, seed, observations, few_rows(model, runs, settings))
     drive(Schedule(work), runs, observations, report)
     return Fitted.from_work(work)
 
@@ -46,10 +47,16 @@ def fit_emulator(
     model: CalibrationModel, runs: Runs, settings: FitSettings, *, seed: int = 0, report: Report | None = None
 ) -> tuple[Frame, float | None]:
     """η's hyperparameters and features, then what all runs say of its weights, with the log of their evidence."""
-    work = Work(model, settings, Totals(len(runs.u), 0), seed, None)
+    work = Work(model, settings, Totals(len(runs.u), 0), seed, None, few_rows(model, runs, settings))
     drive(Schedule(work, emulator_phases(work)), runs, None, report)
     assert work.found.frame is not None
     return work.found.frame, work.found.log_evidence_runs
+
+
+def few_rows(model: CalibrationModel, runs: Runs, settings: FitSettings) -> Runs | None:
+    """The runs, if they are so few that the emulator is stacked."""
+    count = len(torch.unique(runs.u[runs.weight > 0][:, model.controls :], dim=0))
+    return runs if is_stacked(model.settings, settings, count, model.eta.inputs) else None
 
 
 def drive(

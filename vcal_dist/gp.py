@@ -173,6 +173,11 @@ class DeepGP(nn.Module):
         return self.last.width
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the features."""
+        return self.last.log_amplitude.dtype
+
+    @property
     def random(self) -> bool:
         """Whether the features depend on Monte Carlo noise."""
         return bool(self.hidden) or self.last.noise_shape is not None

@@ -31,8 +31,13 @@ def start_lengthscales(stack: DeepGP, u: Tensor) -> None:
     first = stack.hidden[0].features if stack.hidden else stack.last
     if stack.settings.hidden_lengthscale if stack.hidden else stack.settings.lengthscale:
         return  # chosen by the user
-    spread = u.double().std(0, correction=0) * u.shape[1] ** 0.5
-    first.set_lengthscale(spread.clamp_min(1e-3))
+    first.set_lengthscale(spread_of(u))
+
+
+def spread_of(u: Tensor) -> Tensor:
+    """sd(u_j)·√d of each input (d,)."""
+    spread: Tensor = (u.double().std(0, correction=0) * u.shape[1] ** 0.5).clamp_min(1e-3)
+    return spread
 
 
 @torch.no_grad()
@@ -59,6 +64,7 @@ def start_hidden_layers(stack: DeepGP, u: Tensor, target: Tensor, noise: float, 
 def start_model(model: CalibrationModel, runs: Runs, observations: Observations | None, seed: int) -> None:
     """Everything that is known before the first step."""
     generator = torch.Generator().manual_seed(seed)
+    assert isinstance(model.eta, DeepGP)
     start_lengthscales(model.eta, runs.u)
     start_hidden_layers(model.eta, runs.u, runs.z, 0.1, generator)
     if model.delta is not None and model.kind == "additive" and observations is not None and len(observations.x) > 1:

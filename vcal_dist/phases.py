@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.collective import average_gradients, vote
 from vcal_dist.errors import Diverged
+from vcal_dist.gp import DeepGP
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.passes import Climb, Compression
 from vcal_dist.residual import ResidualFit
@@ -223,6 +224,7 @@ class Residuals(Reading):
         model = work.model
         assert model.varying is not None
         assert isinstance(model.likelihood_z, Gaussian)
+        assert isinstance(model.eta, DeepGP)
         assert work.found.frame is not None
         self.work, self.fit = work, ResidualFit(model.varying, model.eta, model.likelihood_z, work.found.frame)
 

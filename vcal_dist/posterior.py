@@ -245,7 +245,7 @@ class Posterior(Answers):
         settings = _MODEL.validate_python(described["settings"])
         prior = ThetaPrior.from_problem(problem)
         model = CalibrationModel(len(problem.control_inputs), prior, len(names), settings, dtype=dtype)
-        model.load_state_dict(described["state"])
+        model.adopt(described["state"])
         components = [_component(part, model) for part in tree["components"]]
         log_weights = tree["log_weights"]
         if log_weights.shape != (len(components),) or not components:

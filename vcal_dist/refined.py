@@ -102,7 +102,7 @@ def _prepared(place: RunPlace, before: Posterior, evaluations: int, changes: dic
         evaluations=evaluations, starts=before_fit.starts, screening=before_fit.screening, start=before_fit.start
     )
     prepared = prepare(config.model_copy(update={"fit": settings}), store)
-    prepared.model.load_state_dict(before.model.state_dict())
+    prepared.model.adopt(before.model.state_dict())
     return prepared
 
 

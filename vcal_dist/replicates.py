@@ -173,7 +173,7 @@ class Emulator:
         patient: bool = False,
     ) -> Fitted:
         """Goes on with observations, in a model like the one that was trained on so many runs."""
-        model.load_state_dict(self.state)
+        model.adopt(self.state)
         found = Found(frame=self.frame, log_evidence_runs=self.log_evidence)
         totals = Totals(runs, len(observations.x))
         work = Work(model, settings, totals, seed, observations, patient=patient, found=found)
@@ -254,7 +254,7 @@ class Replicates:
         """A model to train, as it begins or with an emulator in it."""
         model = copy.deepcopy(self.prepared.model)
         if emulator is not None:
-            model.load_state_dict(emulator.state)
+            model.adopt(emulator.state)
         return model
 
     def _simulate(self, theta: Tensor, x: Array) -> Tensor:

@@ -2,6 +2,7 @@
 
     collapsed, fullrank   emulator · compression (settling) · (residual) · screening · theta · closing of theta ·
                           joint · candidates · closing · refinement
+                          of few runs: emulator · cross-validation · screening · …
     meanfield             the paper's four stages
 
 Whoever drives it (`vcal_dist.fitting` over arrays in memory, `vcal_dist.module` under Lightning) gives batches of
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vcal_dist import few_runs
 from vcal_dist.batches import take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collective import same_everywhere, world_size
@@ -43,6 +45,7 @@ from vcal_dist.phases import (
 )
 from vcal_dist.plan import FitSettings
 from vcal_dist.refinement import refinement
+from vcal_dist.stacked_emulator import StackedEmulator
 from vcal_dist.stages import (
     Stage,
     choose,
@@ -133,7 +136,7 @@ class Schedule:
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state, wherever its tensors are."""
         state = moved(state, self.work.device)
-        self.work.model.load_state_dict(state["model"])
+        self.work.model.adopt(state["model"])
         self.work.found = Found.from_state(state["found"])
         self.number, self.leg, self.batch, self.steps = (state[key] for key in ("number", "leg", "batch", "steps"))
         self.phase = None
@@ -176,6 +179,9 @@ def check_family(model: CalibrationModel, settings: FitSettings) -> None:
 
 def emulator_phases(work: Work) -> list[Build]:
     """Those of them that read the runs alone."""
+    if work.runs is not None:
+        few = FewRuns(work)
+        return [few.emulator, few.cross_validation]
     return [_emulator, _compression, *([] if work.model.varying is None else [Residuals])]
 
 
@@ -199,8 +205,40 @@ def _emulator(work: Work) -> Phase:
     return Descent(natural_emulator(work.model, q, work.totals, work.settings, work.seed), finish)
 
 
+class FewRuns:
+    """The two phases of an emulator of few runs (`vcal_dist.few_runs`), and the ensemble that they share."""
+
+    def __init__(self, work: Work) -> None:
+        assert work.runs is not None
+        self.data = few_runs.fold_runs(work.runs, work.run, work.model.controls, work.seed)
+        self.members = few_runs.make_members(work.model, self.data, work.seed)
+
+    def emulator(self, work: Work) -> Phase:
+        """The ensemble's frequencies and hyperparameters."""
+        return Descent(few_runs.members_stage(work, self.members, self.data))
+
+    def cross_validation(self, work: Work) -> Phase:
+        """What the experts said of runs they had not seen decides how they go together."""
+
+        def do() -> None:
+            found, model = work.found, work.model
+            found.validation = few_runs.finish(model, self.members, self.data, work.seed)
+            assert isinstance(model.eta, StackedEmulator)
+            found.frame = model.eta.frame()
+            found.log_evidence_runs = few_runs.held_out_log_density(found.validation, work.runs)
+
+        return Instant("cross-validation", do)
+
+
 def _compression(work: Work) -> Phase:
     """What all runs say of η's weights, exactly or, where it is not closed form, by settling from a first guess."""
+    if isinstance(work.model.eta, StackedEmulator):
+        frame = work.model.eta.frame()  # training has found it
+
+        def take_over() -> None:
+            work.found.frame = frame
+
+        return Instant("compression", take_over)
     if is_collapsible(work.model, work.settings)[0]:
         return Compress(work)
     q = FullRank(0, work.model.outputs, work.model.eta.width, device=work.device)

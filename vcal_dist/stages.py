@@ -22,7 +22,7 @@ from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collective import sum_over_ranks, world_size
 from vcal_dist.fullrank import Frame, FullRank
-from vcal_dist.gp import Draw
+from vcal_dist.gp import DeepGP, Draw
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.natural import judged_step, natural_step, runs_statistics
 from vcal_dist.objective import CollapsedTheta, Key, collapsed_observations, collapsed_runs, elbo
@@ -215,7 +215,9 @@ def meanfield_stage(
     """One of the paper's four stages, by Adam on the ELBO."""
     emulator = _trainable(model.eta, model.likelihood_z)
     stacks = [stack for stack in (model.eta, model.delta) if stack is not None]
-    hidden = _trainable(*(layer.weights for stack in stacks for layer in stack.hidden))  # these are in q as well
+    hidden = _trainable(
+        *(layer.weights for stack in stacks if isinstance(stack, DeepGP) for layer in stack.hidden)
+    )  # these are in q as well
     name, both, hyperparameters = [
         ("emulator_weights", False, hidden),
         ("emulator", False, emulator),

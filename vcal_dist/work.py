@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vcal_dist.batches import Observations
+from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.families import from_state, to_state
 from vcal_dist.fullrank import Frame
@@ -28,12 +28,21 @@ class Followed(NamedTuple):
     mode: int  # among those that were kept, the best being 0; −1 where it was too light to be
 
 
+class Validation(NamedTuple):
+    """How runs were predicted by emulators that had not seen them, in the model's units."""
+
+    row: Tensor  # (B,) numbers in the store
+    mean: Tensor  # (B, K)
+    sd: Tensor  # (B, K)
+
+
 @dataclass
 class Found:
     """What is known so far; the phases fill it in order."""
 
     frame: Frame | None = None  # what all runs say of η's weights
     log_evidence_runs: float | None = None
+    validation: Validation | None = None  # of a stacked emulator
     starts: Tensor | None = None  # (C, d2) θ̃ to begin from, the best first
     q: Weights | None = None  # while there is one
     components: list[Weights] = field(default_factory=list)  # the result, with
@@ -50,6 +59,7 @@ class Found:
         return {
             "frame": self.frame,
             "log_evidence_runs": self.log_evidence_runs,
+            "validation": self.validation,
             "starts": self.starts,
             "q": None if self.q is None else to_state(self.q),
             "components": [to_state(q) for q in self.components],
@@ -71,6 +81,7 @@ class Found:
         return cls(
             frame=None if frame is None else Frame(*frame),
             log_evidence_runs=state["log_evidence_runs"],
+            validation=None if state.get("validation") is None else Validation(*state["validation"]),
             starts=state["starts"],
             q=None if state["q"] is None else from_state(state["q"]),
             components=[from_state(q) for q in state["components"]],
@@ -96,6 +107,8 @@ class Work:
     totals: Totals
     seed: int
     observations: Observations | None
+    runs: Runs | None = None  # rows of runs that every process holds, for an emulator of few runs
+    run: Tensor | None = None  # (B,) which run each of these belongs to; None: those with the same t are one
     complete: bool = True  # whether the observations at hand are all there are
     patient: bool = False  # whether the refinement may take its time
     found: Found = field(default_factory=Found)
@@ -120,6 +133,7 @@ class Fitted:
     unrefined: str = ""  # why no mixture follows the exact posterior, if none does
     integrated: list[str] = field(default_factory=list)  # kinds of hyperparameters that its points move, after θ̃
     followed: list[Followed] = field(default_factory=list)
+    validation: Validation | None = None  # of a stacked emulator
 
     @classmethod
     def from_work(cls, work: Work) -> Fitted:
@@ -137,6 +151,7 @@ class Fitted:
             found.unrefined,
             found.integrated,
             found.followed,
+            found.validation,
         )
 
     def cpu(self) -> Fitted:

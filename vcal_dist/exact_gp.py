@@ -1,0 +1,174 @@
+"""Exact Gaussian processes of up to a thousand rows, several at a time: one for each set of rows that counts.
+
+    k(u, v) = σ²·c(|u − v|/ℓ) + l²·(u − ½)·(v − ½) + 1,    c Gaussian or Matérn-5/2, one ℓ for each input,
+
+with noise s² beside it. All outputs share the hyperparameters, which are maximum a posteriori. Shapes: P processes, N
+rows, d inputs, K outputs.
+
+`paths` gives a process after its rows as features with weights N(0, I) (Wilson et al. 2020, pathwise conditioning):
+the prior's random features φ, less what the process itself would interpolate of them from their values at its rows,
+
+    D(u) = φ(u) − k(u, X)(K + s²I)⁻¹Φ,    D(u)·D(v) ≈ cov(f(u), f(v) | rows).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vcal_dist.features import FeatureSettings, draw_frequencies
+
+Kind = Literal["gaussian", "matern52"]
+KINDS: tuple[Kind, ...] = ("gaussian", "matern52")
+STEPS, RATE = 80, 0.1  # of Adam
+SMALLEST_NOISE = 1e-4
+# Prior medians and spreads of the logarithms; the length scale's median grows with the root of the inputs' number.
+LENGTHSCALE, LENGTHSCALE_SPREAD, AMPLITUDE_SPREAD = 0.5, 1.0, 1.0
+NOISE, NOISE_SPREAD = 1e-3, 3.0
+PATHS = 32  # frequencies of the prior's features
+
+
+class Hyperparameters(NamedTuple):
+    """Of P processes, as logarithms."""
+
+    lengthscale: Tensor  # (P, d)
+    amplitude: Tensor  # (P,)
+    slope: Tensor  # (P,) l
+    noise: Tensor  # (P,)
+
+    def noise_variance(self) -> Tensor:
+        """s² (P,)."""
+        return SMALLEST_NOISE**2 + (2 * self.noise).exp()
+
+    def take(self, process: int) -> Hyperparameters:
+        """One of the processes."""
+        return Hyperparameters(*(part[process : process + 1] for part in self))
+
+
+class Conditioned(NamedTuple):
+    """P processes after their rows: f has mean k(u, X)·α and variance k(u, u) − |L⁻¹k(X, u)|²."""
+
+    kind: Kind
+    hyperparameters: Hyperparameters
+    rows: Tensor  # X (N, d)
+    counted: Tensor  # (P, N) which of the rows
+    lower: Tensor  # L (P, N, N), the identity where a row does not count
+    alpha: Tensor  # (P, N, K)
+
+    def moments(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (P, B, K) and variance (P, B) of f at u (B, d)."""
+        across = covariance(self.kind, self.hyperparameters, self.rows, u) * self.counted.unsqueeze(-1)  # (P, N, B)
+        h = self.hyperparameters
+        prior = (2 * h.amplitude).exp()[:, None] + (2 * h.slope).exp()[:, None] * (u - 0.5).square().sum(-1) + 1.0
+        explained = torch.linalg.solve_triangular(self.lower, across, upper=False).square().sum(1)
+        return across.mT @ self.alpha, (prior - explained).clamp_min(0.0)
+
+
+def covariance(kind: Kind, h: Hyperparameters, u: Tensor, v: Tensor) -> Tensor:
+    """k at u (A, d) and v (B, d): (P, A, B)."""
+    inverse = (-h.lengthscale).exp().unsqueeze(1)  # (P, 1, d)
+    a, b = u * inverse, v * inverse
+    square = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2) - 2 * a @ b.mT
+    square = square.clamp_min(1e-12)  # rounding; and a root has no slope at zero
+    if kind == "gaussian":
+        correlation = torch.exp(-0.5 * square)
+    else:
+        s = (5 * square).sqrt()
+        correlation = (1 + s + s.square() / 3) * torch.exp(-s)
+    linear = (u - 0.5) @ (v - 0.5).mT
+    return (2 * h.amplitude).exp()[:, None, None] * correlation + (2 * h.slope).exp()[:, None, None] * linear + 1.0
+
+
+def log_prior(h: Hyperparameters) -> Tensor:
+    """log p of the hyperparameters up to a constant, (P,)."""
+    median = math.log(LENGTHSCALE * math.sqrt(h.lengthscale.shape[-1]))
+    return -0.5 * (
+        ((h.lengthscale - median) / LENGTHSCALE_SPREAD).square().sum(-1)
+        + (h.amplitude / AMPLITUDE_SPREAD).square()
+        + ((h.slope - math.log(0.5)) / AMPLITUDE_SPREAD).square()
+        + ((h.noise - math.log(NOISE)) / NOISE_SPREAD).square()
+    )
+
+
+def learn(kind: Kind, u: Tensor, z: Tensor, counted: Tensor, steps: int = STEPS) -> Hyperparameters:
+    """Maximum a posteriori from rows u (N, d) and z (N, K), for each set of them that counts (P, N)."""
+    P, d = len(counted), u.shape[1]
+    device = u.device
+
+    def start(value: float, *shape: int) -> Tensor:
+        return torch.full(shape, math.log(value), dtype=torch.float64, device=device, requires_grad=True)
+
+    h = Hyperparameters(start(LENGTHSCALE * math.sqrt(d), P, d), start(1.0, P), start(0.5, P), start(0.01, P))
+    optimizer = torch.optim.Adam(list(h), lr=RATE, betas=(0.9, 0.95))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 20), pct_start=0.1)
+    rows = counted.sum(-1)
+    for _ in range(steps):
+        K = covariance(kind, h, u, u)
+        with torch.no_grad():
+            lower, alpha = _solve(K, h.noise_variance(), z, counted)
+            # ∂ log p(z)/∂K = ½(ααᵀ − n_out·K⁻¹); of rows that do not count α is zero, and K⁻¹ must be.
+            inverse = torch.cholesky_inverse(lower) * counted.unsqueeze(-1)
+            slope = 0.5 * (alpha @ alpha.mT - z.shape[1] * inverse)  # (P, N, N)
+        noise = h.noise_variance()
+        surrogate = (slope * K).sum((-1, -2)) + slope.diagonal(dim1=-2, dim2=-1).sum(-1) * noise
+        loss = -((surrogate + log_prior(h)) / rows).sum()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+    return Hyperparameters(*(part.detach() for part in h))
+
+
+@torch.no_grad()
+def log_evidence(kind: Kind, h: Hyperparameters, u: Tensor, z: Tensor, counted: Tensor) -> Tensor:
+    """log p(z) of all outputs together, (P,)."""
+    lower, alpha = _solve(covariance(kind, h, u, u), h.noise_variance(), z, counted)
+    known = torch.where(counted.unsqueeze(-1), z, 0.0)
+    log_det = lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    rows = counted.sum(-1)
+    return -0.5 * (known * alpha).sum((-1, -2)) - z.shape[1] * log_det - 0.5 * z.shape[1] * rows * math.log(2 * math.pi)
+
+
+@torch.no_grad()
+def condition(kind: Kind, h: Hyperparameters, u: Tensor, z: Tensor, counted: Tensor) -> Conditioned:
+    """The processes after rows u (N, d), z (N, K) that count (P, N)."""
+    lower, alpha = _solve(covariance(kind, h, u, u), h.noise_variance(), z, counted)
+    return Conditioned(kind, h, u, counted, lower, alpha)
+
+
+def _solve(K: Tensor, noise: Tensor, z: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """L with LLᵀ = K + s²I over the rows that count and the identity elsewhere, and α = (K + s²I)⁻¹z, 0 elsewhere."""
+    both = counted.unsqueeze(-1) & counted.unsqueeze(-2)
+    diagonal = torch.where(counted, noise.unsqueeze(-1), 1.0)
+    lower = torch.linalg.cholesky(torch.where(both, K, 0.0) + torch.diag_embed(diagonal))
+    return lower, torch.cholesky_solve(torch.where(counted.unsqueeze(-1), z, 0.0), lower)
+
+
+class Paths(NamedTuple):
+    """The prior's features of one process, and what its rows explain of them."""
+
+    omega: Tensor  # Ω/ℓ (d, F)
+    amplitude: Tensor  # ()
+    slope: Tensor  # ()
+    solved: Tensor  # (K + s²I)⁻¹Φ (N, 2F + d + 1)
+
+    def prior(self, u: Tensor) -> Tensor:
+        """φ (B, 2F + d + 1)."""
+        P = u @ self.omega
+        waves = self.amplitude / math.sqrt(self.omega.shape[-1]) * torch.cat([P.cos(), P.sin()], -1)
+        return torch.cat([waves, self.slope * (u - 0.5), torch.ones_like(u[:, :1])], -1)
+
+
+@torch.no_grad()
+def paths(conditioned: Conditioned, seed: int) -> Paths:
+    """Of a single process (P = 1), with D scaled so that variances are right in the mean over its box."""
+    h, u = conditioned.hyperparameters, conditioned.rows
+    assert len(conditioned.counted) == 1
+    settings = FeatureSettings(kernel=conditioned.kind, features=2 * PATHS, quasi=True)
+    omega = draw_frequencies(u.shape[1], settings, seed).to(u) * (-h.lengthscale[0]).exp().unsqueeze(-1)
+    found = Paths(omega, h.amplitude[0].exp(), h.slope[0].exp(), u.new_zeros(0))
+    phi = found.prior(u) * conditioned.counted[0].unsqueeze(-1)
+    return found._replace(solved=torch.cholesky_solve(phi, conditioned.lower[0]))
