@@ -253,13 +253,17 @@ def test_intervals_hold_what_they_promise_at_fresh_points() -> None:
     assert shares["process_without_residual"] < shares["process"]
 
 
-def test_help_defines_every_kind(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_and_documentation_define_every_kind(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert vcal("predict", "--help") == 0
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    documented = (root / "docs" / "training.md").read_text(encoding="utf-8")
     assert list(MEANING) == list(KINDS)
     for kind, text in MEANING.items():
         assert f"{kind}: {text}." in said
+        assert f"| {text} |" in next(line for line in documented.splitlines() if line.startswith(f"| `{kind}`"))
 
 
 @pytest.mark.usefixtures("files")
