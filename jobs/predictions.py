@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from jobs.prediction_inputs import Rows
 from vcal_dist.answers import Answers, Predicted
+from vcal_dist.likelihoods import Gaussian
 from vcal_dist.posterior import Posterior
-from vcal_dist.predictive import What, is_affine
+from vcal_dist.prediction_kinds import AT_T, What
+from vcal_dist.predictive import is_affine
 
 if TYPE_CHECKING:
     from storage.problem import Problem, Variable
@@ -53,6 +55,15 @@ class Field:
     samples: int | None = None
 
 
+def named(what: What) -> str:
+    """A kind in words.
+
+    >>> named("process_without_residual")
+    'process without residual'
+    """
+    return what.replace("_", " ")
+
+
 def fields(problem: Problem, rows: Rows, asked: Asked) -> list[Field]:
     """The columns of the result in their order."""
     at: list[Variable] = [*problem.control_inputs]
@@ -60,7 +71,7 @@ def fields(problem: Problem, rows: Rows, asked: Asked) -> list[Field]:
         at += problem.calibration_inputs
     found = [Field(v.name, v.unit, v.description) for v in at]
     for output in problem.outputs:
-        of = f"of the {asked.what}"
+        of = f"of the {named(asked.what)}"
         found += [Field(f"{output.name}_{key}", output.unit, f"{text} {of}") for key, text in MEANING.items()]
         if asked.samples:
             found.append(Field(f"{output.name}_sample", output.unit, f"samples {of}", asked.samples))
@@ -70,7 +81,8 @@ def fields(problem: Problem, rows: Rows, asked: Asked) -> list[Field]:
 def is_normal(posterior: Answers, rows: Rows, asked: Asked) -> bool:
     """Whether the prediction at a point is a normal distribution.
 
-    Weights are jointly normal with θ̃ in each component, so what is linear in them and does not depend on θ is normal.
+    Weights are jointly normal with θ̃ in each component, so what is linear in them and does not depend on θ is normal,
+    with a Gaussian residual too.
     An average of several posteriors is not.
     """
     if not isinstance(posterior, Posterior):
@@ -79,7 +91,9 @@ def is_normal(posterior: Answers, rows: Rows, asked: Asked) -> bool:
     plain = all(is_affine(likelihood, outputs) for likelihood in (model.likelihood_y, model.likelihood_z))
     if not plain or len(posterior.components) > 1:
         return False
-    if asked.what == "emulator":
+    if asked.what in AT_T:
+        if asked.what == "emulator" and not isinstance(model.likelihood_z, Gaussian):
+            return False
         return (asked.t is not None or "t" in rows.columns) and not model.eta.random
     additive = model.kind == "additive" and not model.settings.free_kappa
     return asked.what == "discrepancy" and additive and model.delta is not None and not model.delta.random

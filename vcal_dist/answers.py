@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from storage.problem import Problem
 from vcal_dist.errors import ModelError
-from vcal_dist.predictive import What
+from vcal_dist.prediction_kinds import AT_T, KINDS, What
 from vcal_dist.theta import ThetaPosterior
 
 Array = NDArray[np.float64]
@@ -41,7 +41,7 @@ class Predicted(NamedTuple):
 
     mean: Array  # (B, K)
     sd: Array  # (B, K)
-    samples: Array | None  # (samples, B, K), each a function of x
+    samples: Array | None  # (samples, B, K), each a function of x, with residual and noise of its own in every row
 
 
 class Asked(NamedTuple):
@@ -122,18 +122,21 @@ class Answers(ABC):
     ) -> Predicted:
         """Mean, standard deviation and, on request, samples at control inputs x (B, d1), or (B,) where d1 is 1.
 
-        - "process": f(x, θ), the truth behind observations; T⁻¹(f) under a transform T of the outputs, and for counts
-          and classes the mean of y given f;
-        - "emulator": η(x, θ), likewise; at calibration inputs `t`, (d2,) or (B, d2), in place of θ if they are given;
-        - "discrepancy": the process minus the emulator;
-        - "observation": a new y, the process with the emulator's residual and noise, that of the model and the
-          observation's own standard deviation `noise` (B, K). (Under a transform, that is added to y, not to T(y).)
+        - "process": the real process f(x, θ), with the emulator's residual (κ²σ_z², if `model.emulator_residual`);
+        - "emulator": the simulator's output at x and θ, or at calibration inputs `t`, (d2,) or (B, d2): η with its
+          residual, the noise of `likelihood_z` or s² where it varies (`model.varying_residual`);
+        - "discrepancy": f − η, in which the residual cancels;
+        - "observation": a new y, the process with noise, that of the model and the observation's own standard deviation
+          `noise` (B, K). (Under a transform, that is added to y, not to T(y).)
+        - "process_without_residual", "emulator_without_residual": f and η alone, smooth functions of x.
 
-        Process and emulator leave the emulator's residual out: it is noise, no function of x. Without transforms,
-        counts or classes, mean and sd are those of `draws` (64) conditional Gaussians, else of `draws` (256) samples. x
-        and t outside the problem's bounds are refused unless `extrapolate`.
+        All are in the user's units, T⁻¹(f) under a transform T of the outputs. Of counts and classes, process and
+        emulator are the mean of y and of z. The process has a residual where the noise of runs is Gaussian; the
+        emulator's may be a Student-t as well. A sample is one function of x, with a residual and noise of its own in
+        every row. Without transforms, counts or classes, mean and sd are those of `draws` (64) conditional Gaussians,
+        else of `draws` (256) samples. x and t outside the problem's bounds are refused unless `extrapolate`.
         """
-        if t is not None and what != "emulator":
+        if t is not None and what not in AT_T:
             raise ModelError(f"t is given for '{what}'; only the emulator is predicted at chosen calibration inputs")
         if noise is not None and what != "observation":
             raise ModelError(f"noise is given for '{what}'; only an observation has noise")
@@ -155,10 +158,11 @@ class Answers(ABC):
         """Predictions of one block of rows after another: what is in memory does not grow with their number.
 
         A block is x, or a mapping such as `Table.read_block` of a store gives: its "x", its "t" for the emulator and
-        its "noise" for observations, if it has them, are used. A sample is the same function in all blocks.
+        its "noise" for observations, if it has them, are used. A sample is the same function in all blocks; residual
+        and noise are drawn row by row.
         """
-        if what not in get_args(What):
-            raise ModelError(f"what is '{what}'; accepted: {', '.join(get_args(What))}")
+        if what not in KINDS:
+            raise ModelError(f"what is '{what}'; accepted: {', '.join(KINDS)}")
         if samples < 0:
             raise ModelError(f"samples is {samples}; accepted: 0 or more")
         return map(self._predictor(Asked(what, samples, draws, seed, seed, extrapolate)), blocks)

@@ -31,9 +31,9 @@ from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
 from vcal_dist.families import from_state, to_state
 from vcal_dist.likelihoods import Gaussian, StudentT
+from vcal_dist.prediction_kinds import AT_T, What
 from vcal_dist.predictive import (
     Inputs,
-    What,
     draw_ensemble,
     is_closed_form,
     mean_residual,
@@ -126,7 +126,7 @@ class Posterior(Answers):
         """What the emulator leaves unexplained of y at x (B, d1): standard deviations (B, K), like those of `noise`."""
         inputs = self._inputs({"x": x}, "process", extrapolate=True)
         ensemble = draw_ensemble(self.model, self.components, self.log_weights, 64, 0)
-        variance, sd = mean_residual(ensemble, inputs.x), self.scaling.outputs.sd
+        variance, sd = mean_residual(ensemble, inputs, "process"), self.scaling.outputs.sd
         scaled = sd * 0.0 if variance is None else sd * variance.sqrt()
         return to_numpy(scaled.expand(len(inputs.x), -1))
 
@@ -147,8 +147,12 @@ class Posterior(Answers):
             torch.Generator(self.model.kappa.device).manual_seed(seed) for seed in (asked.seed, asked.sample_seed)
         )
 
+        done = 0  # rows
+
         def predicted(block: Block) -> Predicted:
-            inputs = self._inputs(block, what, asked.extrapolate)
+            nonlocal done
+            inputs = self._inputs(block, what, asked.extrapolate)._replace(first=done)
+            done += len(inputs.x)
             mean, sd = users_moments(of_moments, outputs, inputs, what, noise)
             samples = None
             if of_samples is not None:
@@ -168,7 +172,7 @@ class Posterior(Answers):
         _check_bounds("x", values, columns["x"], extrapolate)
         x = ((torch.from_numpy(values).to(device) - low[:d1]) / width[:d1]).to(self.scaling.dtype)
         t = noise = None
-        if what == "emulator" and "t" in parts:
+        if what in AT_T and "t" in parts:
             chosen = np.asarray(parts["t"])
             if chosen.shape == (len(columns["t"]),):  # one point for all rows
                 chosen = np.broadcast_to(chosen, (len(values), len(columns["t"])))

@@ -1,6 +1,6 @@
 """Predictions of a fitted model at control inputs x, in the model's units and in the user's.
 
-    process f(x, θ)         emulator η(x, θ) or η(x, t)         discrepancy f − η
+    f(x, θ)         η(x, θ) or η(x, t)         f − η
 
 q is a mixture of components (`vcal_dist.weights`). An `Ensemble` holds S joint draws of what is uncertain: component,
 θ̃, weights w, and the noise of hidden layers and frequencies, each shared by all rows. So a draw is a function of x, and
@@ -11,8 +11,9 @@ rows may come in any blocks. Two answers follow from it:
   closed form given the rest (under g, which is not linear in η, those of g given those of η), so that what is left to
   Monte Carlo is of few dimensions. θ̃ comes from scrambled Sobol points, more even than random ones.
 
-The emulator's residual (`CalibrationModel.residual_variance`) is not a function of x that could be drawn: it belongs to
-the noise of observations, and is left out here.
+These are of functions of x. The emulator's residual, what η's features cannot follow, is not one of them: it is
+independent from row to row. `users_moments` and `users_samples` add it where `prediction_kinds` says so: around η the
+noise of `likelihood_z`, or s² where it varies; around f `CalibrationModel.residual_variance`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,23 @@ from torch.quasirandom import SobolEngine
 from vcal_dist.calibration import ETA_NOISE, CalibrationModel, join
 from vcal_dist.errors import ModelError
 from vcal_dist.gp import Draw
-from vcal_dist.likelihoods import Bernoulli, Likelihood, Poisson
-from vcal_dist.noise import shared_normal
+from vcal_dist.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson, StudentT
+from vcal_dist.noise import row_normal, shared_normal
+from vcal_dist.prediction_kinds import What
 from vcal_dist.transforms import OutputScaling
 from vcal_dist.weights import Weights
 
-Function = Literal["process", "emulator", "discrepancy"]
-What = Literal["process", "emulator", "discrepancy", "observation"]
+Function = Literal["process", "emulator", "discrepancy"]  # f, η and f − η, without residual
+FUNCTION: dict[What, Function] = {
+    "process": "process",
+    "emulator": "emulator",
+    "discrepancy": "discrepancy",
+    "observation": "process",
+    "process_without_residual": "process",
+    "emulator_without_residual": "emulator",
+}
 PREDICTION = 103  # in the keys of the noise, apart from what training draws
+RESIDUAL = 105
 NUMBERS = 2**22  # features over all draws and rows of a block: 32 MB of float64
 SOBOL_BITS = 30  # of the points that torch draws
 
@@ -197,10 +207,12 @@ class Inputs(NamedTuple):
     x: Tensor  # (B, d1) on the unit cube
     t: Tensor | None = None  # (B, d2) on the unit cube, in place of θ
     noise: Tensor | None = None  # (B, K) of observations, in the user's units
+    first: int = 0  # number of the first row among all that are predicted
 
     def rows(self, rows: slice) -> Inputs:
         """Some of them."""
-        return Inputs(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
+        t, noise = (None if part is None else part[rows] for part in (self.t, self.noise))
+        return Inputs(self.x[rows], t, noise, self.first + rows.start)
 
 
 @torch.no_grad()
@@ -210,13 +222,18 @@ def users_moments(
     """Mean and standard deviation (B, K): exact given the draws where units are affine in f, else those of samples."""
     model = ensemble.model
     if not is_closed_form(model, outputs, what):
-        draws = users_samples(ensemble, outputs, inputs, what, generator)
+        draws = _users_samples(ensemble, outputs, inputs, what, generator, same_residual=True)
         mean = draws.mean(0)
         return mean, (draws - mean).square().mean(0).sqrt()
-    mean, var = moments(ensemble, inputs.x, "process" if what == "observation" else what, inputs.t)
-    if what == "observation":  # y = f + noise; what the residual adds may depend on the draw, and its mean counts
+    mean, var = moments(ensemble, inputs.x, FUNCTION[what], inputs.t)
+    residual = mean_residual(ensemble, inputs, what)  # may depend on the draw, and its mean counts
+    if what == "observation":  # y = f + residual + noise
         own = None if inputs.noise is None else inputs.noise / outputs.sd
-        mean, var = model.likelihood_y.moments(mean, var, own, mean_residual(ensemble, inputs.x))
+        mean, var = model.likelihood_y.moments(mean, var, own, residual)
+    elif what == "emulator" and isinstance(model.likelihood_z, StudentT):
+        mean, var = model.likelihood_z.moments(mean, var)
+    elif residual is not None:
+        var = var + residual
     return mean * outputs.sd + (0.0 if what == "discrepancy" else outputs.mean), var.sqrt() * outputs.sd
 
 
@@ -224,33 +241,85 @@ def users_moments(
 def users_samples(
     ensemble: Ensemble, outputs: OutputScaling, inputs: Inputs, what: What, generator: torch.Generator
 ) -> Tensor:
-    """Draws (S, B, K); the generator is for the noise of observations."""
+    """Draws (S, B, K); residual and noise are independent from row to row, the noise by the generator."""
+    return _users_samples(ensemble, outputs, inputs, what, generator, same_residual=False)
+
+
+def _users_samples(
+    ensemble: Ensemble,
+    outputs: OutputScaling,
+    inputs: Inputs,
+    what: What,
+    generator: torch.Generator,
+    same_residual: bool,
+) -> Tensor:
+    """With `same_residual`, that of process and emulator is drawn once for all rows and blocks.
+
+    For mean and sd of each row that is as good, and it leaves them smooth functions of x.
+    """
     model = ensemble.model
     parts = [torch.zeros(ensemble.size, 0, model.outputs, dtype=torch.float64, device=inputs.x.device)]
-    for x, t, noise in map(inputs.rows, ensemble.blocks(len(inputs.x))):
-        if what == "emulator":
-            parts.append(in_users_units(model.likelihood_z, outputs, sampled_emulator(ensemble, x, t)))
-            continue
-        f, eta = sampled_process(ensemble, x)
+    for block in map(inputs.rows, ensemble.blocks(len(inputs.x))):
+        x, noise = block.x, block.noise
+        if FUNCTION[what] == "emulator":
+            likelihood, f, eta = model.likelihood_z, sampled_emulator(ensemble, x, block.t), None
+        else:
+            likelihood, (f, eta) = model.likelihood_y, sampled_process(ensemble, x)
+        f = f + _residual(ensemble, block, what, generator, same_residual and what != "observation")
         if what == "observation":
-            residual, likelihood = residuals(ensemble, x), model.likelihood_y
             if noise is None or is_affine(likelihood, outputs):
                 own = None if noise is None else noise / outputs.sd
-                parts.append(outputs.inverse(sample_outcome(likelihood, f, generator, own, residual)))
+                parts.append(outputs.inverse(likelihood.sample(f, generator, own)))
             else:
-                y = outputs.inverse(sample_outcome(likelihood, f, generator, None, residual))
+                y = outputs.inverse(likelihood.sample(f, generator))
                 parts.append(y + noise * _randn_like(y, generator))
             continue
-        process = in_users_units(model.likelihood_y, outputs, f)
-        emulator = in_users_units(model.likelihood_z, outputs, eta) if what == "discrepancy" else 0.0
-        parts.append(process - emulator)
+        value = in_users_units(likelihood, outputs, f)
+        if what == "discrepancy":
+            assert eta is not None
+            value = value - in_users_units(model.likelihood_z, outputs, eta)
+        parts.append(value)
     return torch.cat(parts, 1)
 
 
+def _residual(ensemble: Ensemble, inputs: Inputs, what: What, generator: torch.Generator, same: bool) -> Tensor | float:
+    """A draw of what lies around f or η: (S, B, K) by the numbers of the rows, or (S, 1, K), the same for all.
+
+    Whatever the blocks, a sample has the same residual in a row as process, emulator and observation.
+    """
+    model, device = ensemble.model, inputs.x.device
+    rows = 1 if same else len(inputs.x)
+    if what == "emulator" and isinstance(model.likelihood_z, StudentT):
+        if same:
+            generator = torch.Generator(device).manual_seed(generator.initial_seed())
+        zero = torch.zeros(ensemble.size, rows, model.outputs, dtype=torch.float64, device=device)
+        return model.likelihood_z.sample(zero, generator)
+    variance = residual_around(ensemble, inputs.x, inputs.t, what)
+    if variance is None:
+        return 0.0
+    numbers = (0 if same else inputs.first) + torch.arange(rows, device=device)
+    key = (ensemble.groups[0].key[0], RESIDUAL)
+    unit = row_normal(key, numbers, ensemble.size * model.outputs, dtype=torch.float64)
+    return variance.sqrt() * unit.reshape(rows, ensemble.size, model.outputs).transpose(0, 1)
+
+
 @torch.no_grad()
-def mean_residual(ensemble: Ensemble, x: Tensor) -> Tensor | None:
-    """`residuals` at θ, in the mean over draws: (K,) or (B, K)."""
-    found = [residuals(ensemble, x[rows]) for rows in ensemble.blocks(len(x))] or [residuals(ensemble, x)]
+def residual_around(ensemble: Ensemble, x: Tensor, t: Tensor | None, what: What) -> Tensor | None:
+    """The variance of the Gaussian residual that a prediction has: (K,) or (S, B, K); None if it has none."""
+    if what in ("process", "observation"):
+        return residuals(ensemble, x)
+    likelihood = ensemble.model.likelihood_z
+    if what != "emulator" or not isinstance(likelihood, Gaussian):
+        return None
+    varying = varying_residuals(ensemble, x, t)
+    return likelihood.noise_variance() if varying is None else varying
+
+
+@torch.no_grad()
+def mean_residual(ensemble: Ensemble, inputs: Inputs, what: What) -> Tensor | None:
+    """`residual_around`, in the mean over draws: (K,) or (B, K)."""
+    blocks = [*map(inputs.rows, ensemble.blocks(len(inputs.x)))] or [inputs]
+    found = [residual_around(ensemble, block.x, block.t, what) for block in blocks]
     if found[0] is None or found[0].ndim == 1:
         return found[0]
     return torch.cat([block.mean(0) for block in found if block is not None])
@@ -258,8 +327,10 @@ def mean_residual(ensemble: Ensemble, x: Tensor) -> Tensor | None:
 
 def is_closed_form(model: CalibrationModel, outputs: OutputScaling, what: What) -> bool:
     """Whether moments in the user's units follow from those of f, without samples."""
-    likelihoods = {"emulator": [model.likelihood_z], "discrepancy": [model.likelihood_y, model.likelihood_z]}
-    return all(is_affine(likelihood, outputs) for likelihood in likelihoods.get(what, [model.likelihood_y]))
+    function = FUNCTION[what]
+    likelihoods = [model.likelihood_y] if function != "emulator" else []
+    likelihoods += [model.likelihood_z] if function != "process" else []
+    return all(is_affine(likelihood, outputs) for likelihood in likelihoods)
 
 
 def is_affine(likelihood: Likelihood, outputs: OutputScaling) -> bool:

@@ -84,8 +84,9 @@ def _in_units(problem: Problem, points: Array) -> Array:
 
 
 def _emulated(posterior: Answers, inputs: Array) -> Array:
-    """The emulator's mean of every output, (N, K)."""
+    """The mean of η, of every output, (N, K)."""
     controls = len(posterior.problem.control_inputs)
     blocks = (inputs[start : start + BLOCK] for start in range(0, len(inputs), BLOCK))
     parts = ({"x": block[:, :controls], "t": block[:, controls:]} for block in blocks)
-    return np.concatenate([found.mean for found in posterior.predict_batches(parts, "emulator", draws=DRAWS)])
+    found = posterior.predict_batches(parts, "emulator_without_residual", draws=DRAWS)
+    return np.concatenate([part.mean for part in found])

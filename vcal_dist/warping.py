@@ -45,7 +45,7 @@ def warp(
         raise ModelError(f"unknown output '{output}'; accepted: {', '.join(names)}")
     k = 0 if output is None else names.index(output)
     values = np.array(eta, dtype=np.float64).reshape(-1)
-    mean = posterior.predict(x, "emulator").mean  # (B, K), and a check of x
+    mean = posterior.predict(x, "emulator_without_residual").mean  # (B, K), and a check of x
     if len(mean) != len(values):
         raise ModelError(f"x has {len(mean)} rows and eta {len(values)} values; give one for each row")
     device = model.kappa.device

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from jobs.console import print_json, stderr, stdout
+from vcal_dist.prediction_kinds import AT_T, MEANING, What
 
 if TYPE_CHECKING:
     from jobs.prediction_inputs import Rows
@@ -44,11 +45,8 @@ def predict(
         ),
     ] = None,
     what: Annotated[
-        Literal["process", "emulator", "discrepancy", "observation"],
-        typer.Option(
-            help="The process behind the observations, the emulator at the posterior's θ, their difference, or a new "
-            "observation with its noise."
-        ),
+        What,
+        typer.Option(metavar="WHAT", help="\n\n".join(f"{kind}: {text}." for kind, text in MEANING.items())),
     ] = "process",
     samples: Annotated[int, typer.Option(min=0, metavar="S", help="Also write so many samples of each row.")] = 0,
     t: Annotated[
@@ -73,7 +71,10 @@ def predict(
     `<output>_noise` add the observations' own noise.
 
     The result has the inputs and, for each output, `_mean`, `_sd`, `_q05`, `_q95` (5 % and 95 % quantiles) and
-    `_sample_0`, `_sample_1`, … A sample is one function of x in all rows, noise of observations apart.
+    `_sample_0`, `_sample_1`, … A sample is one function of x in all rows, residual and noise apart.
+
+    The residual in --what is what the emulator cannot follow of the simulator. Of counts and classes, process and
+    emulator are the mean.
 
     Quantiles are exact where the prediction is a normal distribution: the emulator at chosen calibration inputs and an
     additive discrepancy, if the posterior has one component and there are neither hidden layers nor transforms.
@@ -119,7 +120,7 @@ def _asked(
     from jobs.prediction_inputs import open_rows
     from jobs.predictions import Asked
 
-    if t and what != "emulator":
+    if t and what not in AT_T:
         raise typer.BadParameter(
             f"only the emulator is predicted at chosen calibration inputs, and --what is {what}; add --what emulator",
             param_hint="--t",
@@ -202,9 +203,10 @@ def _show(found: dict[str, Any], json: bool) -> None:
             soft_wrap=True,
         )
         return
+    from jobs.predictions import named
     from jobs.tables import first_rows
 
-    for part in first_rows(f"Prediction of the {found['what']}", found["first_rows"]):
+    for part in first_rows(f"Prediction of the {named(found['what'])}", found["first_rows"]):
         stdout().print(part)
     more = found["rows"] - len(next(iter(found["first_rows"].values())))
     stdout().print(f"\nquantiles {found['quantiles']}{f'; {more:,} more rows: -o FILE writes all' if more else ''}")

@@ -26,6 +26,7 @@ from jobs.predictions import Asked
 from storage.problem import parse_problem
 from vcal_dist.config import Config
 from vcal_dist.posterior import Posterior
+from vcal_dist.prediction_kinds import AT_T, KINDS, MEANING
 from vcal_dist.training import train
 
 Array = NDArray[np.float64]
@@ -122,7 +123,7 @@ def refused(capsys: pytest.CaptureFixture[str], status: int, *arguments: str) ->
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize("what", ["process", "emulator", "discrepancy", "observation"])
+@pytest.mark.parametrize("what", KINDS)
 def test_the_numbers_are_those_of_the_posterior(posterior: Posterior, x: Array, what: Any) -> None:
     found = predicted("--at", "at.csv", "--what", what, "--samples", "3", "--seed", "4")
     normal = what == "discrepancy"
@@ -181,7 +182,8 @@ def unit(*columns: Array) -> Array:
 def test_the_emulator_at_chosen_inputs_is_normal_with_the_moments_of_its_weights(
     posterior: Posterior, x: Array
 ) -> None:
-    found = predicted("--at", "at.csv", "--what", "emulator", "--t", "c=-0.4", "k=1.5")
+    given = ("--at", "at.csv", "--t", "c=-0.4", "k=1.5", "--what")
+    found, alone = (predicted(*given, what) for what in AT_T)
     mean, covariance = dense(posterior)
     phi = features(posterior.model.eta, unit(x, np.tile([1.5, -0.4], (len(x), 1))))
     d, width = 2, posterior.model.width
@@ -189,17 +191,19 @@ def test_the_emulator_at_chosen_inputs_is_normal_with_the_moments_of_its_weights
         at = slice(d + k * width, d + k * width + phi.shape[1])
         scale, shift = posterior.scaling.outputs.sd[k].item(), posterior.scaling.outputs.mean[k].item()
         centre = shift + scale * phi @ mean[at]
-        sd = scale * np.sqrt(np.einsum("bi,ij,bj->b", phi, covariance[at, at], phi))
-        np.testing.assert_allclose(found[f"{name}_mean"], centre, rtol=1e-6)
-        np.testing.assert_allclose(found[f"{name}_sd"], sd, rtol=1e-3)
-        np.testing.assert_allclose(found[f"{name}_q95"], centre + Z95 * sd, rtol=1e-5)
+        of_eta = scale * np.sqrt(np.einsum("bi,ij,bj->b", phi, covariance[at, at], phi))
+        residual = scale * posterior.model.likelihood_z.noise_variance()[k].sqrt().item()  # type: ignore[operator]
+        for each, sd in ((alone, of_eta), (found, np.hypot(of_eta, residual))):
+            np.testing.assert_allclose(each[f"{name}_mean"], centre, rtol=1e-6)
+            np.testing.assert_allclose(each[f"{name}_sd"], sd, rtol=1e-3)
+            np.testing.assert_allclose(each[f"{name}_q95"], centre + Z95 * sd, rtol=1e-5)
     np.testing.assert_array_equal(found["k"], 1.5)  # where it was predicted stands beside it
     np.testing.assert_array_equal(found["c"], -0.4)
 
 
 @pytest.mark.usefixtures("files")
 def test_the_process_is_what_draws_of_theta_and_weights_give(posterior: Posterior, x: Array) -> None:
-    found = predicted("--at", "at.csv")
+    whole, alone = (predicted("--at", "at.csv", "--what", what) for what in ("process", "process_without_residual"))
     mean, covariance = dense(posterior)
     draws = np.random.default_rng(1).multivariate_normal(mean, covariance, 4000)
     theta = posterior.model.prior.theta(torch.from_numpy(draws[:, :2])).numpy()
@@ -211,13 +215,67 @@ def test_the_process_is_what_draws_of_theta_and_weights_give(posterior: Posterio
         phi = features(posterior.model.eta, unit(x, np.tile(t, (len(x), 1))))
         f[s] = phi @ w[:, :inner].T + phi_delta @ w[:, inner:].T
     f = f * posterior.scaling.outputs.sd.numpy() + posterior.scaling.outputs.mean.numpy()
-    for k, name in enumerate(OUTPUTS):
-        sd = f[:, :, k].std(0)
-        low, high = np.quantile(f[:, :, k], [0.05, 0.95], axis=0)
-        # In standard deviations, and some four standard errors.
-        for key, value, error in (("mean", f[:, :, k].mean(0), 0.06), ("q05", low, 0.25), ("q95", high, 0.25)):
-            assert np.abs((found[f"{name}_{key}"] - value) / sd).max() < error
-        np.testing.assert_allclose(found[f"{name}_sd"], sd, rtol=0.08)
+    residual = np.random.default_rng(2).normal(size=f.shape) * posterior.residual(x)
+    for found, values in ((alone, f), (whole, f + residual)):
+        for k, name in enumerate(OUTPUTS):
+            sd = values[:, :, k].std(0)
+            low, high = np.quantile(values[:, :, k], [0.05, 0.95], axis=0)
+            # In standard deviations, and some four standard errors.
+            for key, value, error in (("mean", values[:, :, k].mean(0), 0.06), ("q05", low, 0.25), ("q95", high, 0.25)):
+                assert np.abs((found[f"{name}_{key}"] - value) / sd).max() < error
+            np.testing.assert_allclose(found[f"{name}_sd"], sd, rtol=0.08)
+
+
+@pytest.mark.usefixtures("files")
+def test_intervals_hold_what_they_promise_at_fresh_points() -> None:
+    """Of fresh simulator outputs, of the process and of observations; functions alone hold far less."""
+    rng, rows = np.random.default_rng(8), 400
+    x, t = rng.uniform([0, 1], [10, 3], (rows, 2)), rng.uniform([0, -1], [2, 1], (rows, 2))
+    truth = simulate(x, np.tile([1.2, 0.3], (rows, 1))) + np.array([1, 0.1])
+    columns = {"depth": x[:, 0], "flow rate": x[:, 1], "k": t[:, 0], "c": t[:, 1]}
+    write_csv("fresh.csv", columns)
+    shares = {}
+    for kind, fresh, more in (
+        ("emulator", simulate(x, t), ("--t", "from-file")),
+        ("emulator_without_residual", simulate(x, t), ("--t", "from-file")),
+        ("process", truth, ()),
+        ("process_without_residual", truth, ()),
+        ("observation", truth + rng.normal(0, [0.5, 0.05], (rows, 2)), ()),
+    ):
+        found = predicted("--at", "fresh.csv", "--what", kind, *more)
+        inside = [
+            (found[f"{o}_q05"] <= fresh[:, k]) & (fresh[:, k] <= found[f"{o}_q95"]) for k, o in enumerate(OUTPUTS)
+        ]
+        shares[kind] = float(np.mean(inside))
+    for kind in ("emulator", "process", "observation"):
+        assert shares[kind] > 0.8, kind
+    assert shares["emulator_without_residual"] < 0.6
+    assert shares["process_without_residual"] < shares["process"]
+
+
+def test_help_and_documentation_define_every_kind(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert vcal("predict", "--help") == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    documented = (root / "docs" / "training.md").read_text(encoding="utf-8")
+    assert list(MEANING) == list(KINDS)
+    for kind, text in MEANING.items():
+        assert f"{kind}: {text}." in said
+        assert f"| {text} |" in next(line for line in documented.splitlines() if line.startswith(f"| `{kind}`"))
+
+
+@pytest.mark.usefixtures("files")
+def test_an_unknown_kind_is_answered_with_all(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, 2, "run", "--at", "at.csv", "--what", "proces")
+    assert "'proces' is not one of " + ", ".join(f"'{kind}'" for kind in KINDS) in said
+
+
+@pytest.mark.usefixtures("files")
+def test_a_part_alone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("predict", "run", "--at", "at.csv", "--what", "process_without_residual") == 0
+    assert "Prediction of the process without residual" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("files")

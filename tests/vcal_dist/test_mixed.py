@@ -26,10 +26,10 @@ from vcal_dist.inference_data import import_arviz
 from vcal_dist.likelihoods import LikelihoodSettings
 from vcal_dist.mixed import MEMBERS, MIXTURE
 from vcal_dist.posterior import DRAWS_FILE, FILE
+from vcal_dist.prediction_kinds import KINDS
 from vcal_dist.training import train
 
 Array = NDArray[np.float64]
-KINDS = ("process", "emulator", "discrepancy", "observation")
 ROWS = {"runs": 300, "observations": 40}
 W = np.array([0.6, 0.3, 0.1])
 
@@ -243,14 +243,31 @@ def test_samples_come_from_members_in_proportion_and_in_mixed_order(kit: Any) ->
 
 def test_a_sample_is_one_function_in_all_blocks_and_calls(averaged: Averaged) -> None:
     x = inputs(9)
-    whole = averaged.predict(x, samples=11, seed=3)
+    f: Any = "process_without_residual"
+    whole = averaged.predict(x, f, samples=11, seed=3)
     assert whole.samples is not None
-    parts = [*averaged.predict_batches([x[:4], {"x": x[4:]}], samples=11, seed=3)]
+    parts = [*averaged.predict_batches([x[:4], {"x": x[4:]}], f, samples=11, seed=3)]
     for i, axis in ((0, 0), (1, 0), (2, 1)):
         np.testing.assert_allclose(np.concatenate([part[i] for part in parts], axis), whole[i], rtol=1e-9)  # type: ignore[misc]
-    again = averaged.predict(x[[7, 2]], samples=11, seed=3).samples
+    again = averaged.predict(x[[7, 2]], f, samples=11, seed=3).samples
     np.testing.assert_allclose(again, whole.samples[:, [7, 2]], rtol=1e-9)  # type: ignore[arg-type]
-    assert not np.isclose(averaged.predict(x, samples=11, seed=4).samples, whole.samples).any()  # type: ignore[arg-type]
+    assert not np.isclose(averaged.predict(x, f, samples=11, seed=4).samples, whole.samples).any()  # type: ignore[arg-type]
+    # The residual is that of a row's number, whatever the blocks.
+    whole = averaged.predict(x, samples=11, seed=3)
+    parts = [*averaged.predict_batches([x[:4], {"x": x[4:]}], samples=11, seed=3)]
+    np.testing.assert_allclose(np.concatenate([part.samples for part in parts], 1), whole.samples, rtol=1e-9)  # type: ignore[misc, arg-type]
+
+
+def test_members_bring_their_own_residuals(kit: Any) -> None:
+    """Var = E[var] + Var[mean], and so E[κ²σ_z²] is added."""
+    pair = [posterior(kit, likelihood_z=LikelihoodSettings(noise=sigma)) for sigma in (0.1, 0.7)]
+    averaged = Averaged(pair, np.log([0.25, 0.75]))
+    added = (0.25 * 0.1**2 + 0.75 * 0.7**2) * 8**2  # 8 is the output's standard deviation
+    for full, part in (("process", "process_without_residual"), ("emulator", "emulator_without_residual")):
+        found, alone = (averaged.predict(inputs(), what, samples=4000) for what in (full, part))  # type: ignore[arg-type]
+        np.testing.assert_allclose(found.sd**2 - alone.sd**2, added)
+        left = found.samples - alone.samples  # type: ignore[operator]
+        np.testing.assert_allclose(left.std(0), math.sqrt(added), rtol=0.06)
 
 
 def test_blocks_are_read_one_at_a_time(averaged: Averaged) -> None:

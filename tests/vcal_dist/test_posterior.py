@@ -13,16 +13,19 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 
 import storage
 from storage.priors import LogNormal, Normal, Prior, Uniform
 from storage.problem import CalibrationInput, ControlInput, Output, Problem
 from vcal_dist import predictive, tensorfile
+from vcal_dist.assessment import judge_runs
 from vcal_dist.batches import Scaling
 from vcal_dist.errors import ModelError
 from vcal_dist.inference_data import import_arviz, to_inference_data, variable_names
 from vcal_dist.likelihoods import LikelihoodSettings, StudentT
 from vcal_dist.posterior import FILE, Posterior
+from vcal_dist.prediction_kinds import AT_T, KINDS
 from vcal_dist.predictive import draw_ensemble
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.transforms import OutputScaling, TransformSettings
@@ -31,6 +34,7 @@ F64 = torch.float64
 Array = NDArray[np.float64]
 MEAN, SD = np.array([50.0, -3.0]), np.array([8.0, 0.5])  # of the runs' outputs
 LOG = TransformSettings(kind="log")
+ALONE = "process_without_residual, emulator_without_residual"
 NORMALS = (Normal(mean=3.0, sd=0.5), Normal(mean=-1.0, sd=2.0))
 
 
@@ -150,16 +154,17 @@ def test_noise_is_sigma_y_alone_in_the_units_of_the_output(kit: Any) -> None:
 def test_the_emulator_at_chosen_inputs_is_in_closed_form_in_the_users_units(kit: Any) -> None:
     found = posterior(kit, outputs=2)
     x, t = inputs(5), np.random.default_rng(1).uniform([1, -11], [5, 9], (5, 2))
-    predicted = found.predict(x, "emulator", t=t, draws=3)
+    predicted, alone = (found.predict(x, what, t=t, draws=3) for what in AT_T)
     u = np.concatenate([(x - [0, 100]) / 10, (t - [1, -11]) / [4, 20]], 1)
     phi = found.model.eta(torch.from_numpy(u)).numpy()
     mean, covariance = kit.dense(found.components[0])
     for k in range(2):
         rows = slice(2 + k * found.model.width, 2 + k * found.model.width + phi.shape[1])
         np.testing.assert_allclose(predicted.mean[:, k], MEAN[k] + SD[k] * (phi @ mean[rows]))
-        np.testing.assert_allclose(
-            predicted.sd[:, k], SD[k] * np.sqrt(((phi @ covariance[rows, rows]) * phi).sum(1)), rtol=1e-6
-        )
+        np.testing.assert_allclose(alone.mean[:, k], predicted.mean[:, k])
+        of_eta = ((phi @ covariance[rows, rows]) * phi).sum(1)
+        np.testing.assert_allclose(alone.sd[:, k], SD[k] * np.sqrt(of_eta), rtol=1e-6)
+        np.testing.assert_allclose(predicted.sd[:, k], SD[k] * np.sqrt(of_eta + 0.3**2), rtol=1e-6)  # σ_z = 0.3
     one = found.predict(x, "emulator", t=t[0], draws=3)
     np.testing.assert_allclose(one.mean, found.predict(x, "emulator", t=np.tile(t[0], (5, 1)), draws=3).mean)
     assert not np.allclose(one.mean[1:], predicted.mean[1:])
@@ -171,11 +176,17 @@ def test_process_emulator_and_discrepancy_are_the_models_moments_in_the_users_un
     x = inputs()
     ensemble = draw_ensemble(found.model, found.components, found.log_weights, 64, 7)
     scaled = torch.from_numpy((x - [0, 100]) / 10)
-    for what, shift in (("process", MEAN), ("emulator", MEAN), ("discrepancy", 0.0)):
+    for what, function, shift, residual in (
+        ("process", "process", MEAN, 0.3),
+        ("emulator", "emulator", MEAN, 0.3),
+        ("process_without_residual", "process", MEAN, 0.0),
+        ("emulator_without_residual", "emulator", MEAN, 0.0),
+        ("discrepancy", "discrepancy", 0.0, 0.0),
+    ):
         predicted = found.predict(x, what, draws=64, seed=7)  # type: ignore[arg-type]
-        mean, var = predictive.moments(ensemble, scaled, what)  # type: ignore[arg-type]
+        mean, var = predictive.moments(ensemble, scaled, function)  # type: ignore[arg-type]
         np.testing.assert_allclose(predicted.mean, mean.numpy() * SD + shift)
-        np.testing.assert_allclose(predicted.sd, var.sqrt().numpy() * SD)
+        np.testing.assert_allclose(predicted.sd, (var + residual**2).sqrt().numpy() * SD)
         assert predicted.samples is None
     process, emulator, discrepancy = (
         found.predict(x, what, samples=5).samples  # type: ignore[arg-type]
@@ -189,25 +200,84 @@ def test_process_emulator_and_discrepancy_are_the_models_moments_in_the_users_un
 def test_an_observation_adds_residual_and_noise_to_the_process(kit: Any) -> None:
     found = posterior(kit, outputs=2, free_kappa=True)  # κ = 1.3, σ_z = 0.3, σ_y = 0.4
     x, own = inputs(), np.array([[1.0, 0.1]] * 4)
-    process, plain, noisy = (
+    alone, process, plain, noisy = (
+        found.predict(x, "process_without_residual", samples=20_000),
         found.predict(x, "process", samples=20_000),
         found.predict(x, "observation", samples=20_000),
         found.predict(x, "observation", noise=own, samples=20_000),
     )
-    added = SD**2 * (0.4**2 + 1.3**2 * 0.3**2)
-    np.testing.assert_allclose(plain.mean, process.mean)
-    np.testing.assert_allclose(plain.sd**2 - process.sd**2, np.tile(added, (4, 1)))
-    np.testing.assert_allclose(noisy.sd**2 - process.sd**2, added + own**2)
-    for predicted in (plain, noisy):
+    of_emulator, of_noise = SD**2 * 1.3**2 * 0.3**2, SD**2 * 0.4**2
+    np.testing.assert_allclose(plain.mean, alone.mean)
+    np.testing.assert_allclose(process.mean, alone.mean)
+    np.testing.assert_allclose(process.sd**2 - alone.sd**2, np.tile(of_emulator, (4, 1)))
+    np.testing.assert_allclose(plain.sd**2 - process.sd**2, np.tile(of_noise, (4, 1)))
+    np.testing.assert_allclose(noisy.sd**2 - process.sd**2, of_noise + own**2)
+    for predicted in (process, plain, noisy):
         assert predicted.samples is not None
         # The standard errors of a mean and of a standard deviation are below 1/√S of it.
         np.testing.assert_allclose((predicted.samples.mean(0) - predicted.mean) / predicted.sd, 0, atol=0.04)
         np.testing.assert_allclose(predicted.samples.std(0) / predicted.sd, 1, atol=0.04)
-    assert plain.samples is not None
-    assert process.samples is not None
-    residual = plain.samples - process.samples  # the same functions, so that only noise is left: white over rows
-    correlation = np.corrcoef(residual[:, :, 0].T)
-    np.testing.assert_allclose(correlation, np.eye(4), atol=0.04)
+    # The same functions and residuals, so that one part is left: white over rows and outputs, and of its own size.
+    for one, other, variance in ((process, alone, of_emulator), (plain, process, of_noise)):
+        left = one.samples - other.samples  # type: ignore[operator]
+        np.testing.assert_allclose(np.corrcoef(left.reshape(20_000, -1).T), np.eye(8), atol=0.04)
+        np.testing.assert_allclose(left.std(0), np.tile(np.sqrt(variance), (4, 1)), rtol=0.03)
+
+
+def test_without_a_residual_in_the_observations_the_process_has_none_but_the_simulator_does(kit: Any) -> None:
+    found, x = posterior(kit, emulator_residual=False), inputs()
+    process, alone = found.predict(x, samples=5), found.predict(x, "process_without_residual", samples=5)
+    for one, other in zip(process, alone, strict=True):
+        np.testing.assert_array_equal(one, other)  # type: ignore[arg-type]
+    added = found.predict(x, "emulator").sd ** 2 - found.predict(x, "emulator_without_residual").sd ** 2
+    np.testing.assert_allclose(added, 0.3**2 * 8**2)
+
+
+def test_a_residual_that_varies_is_that_of_its_place(kit: Any) -> None:
+    """s² = exp(ψ·v), at t for the emulator and at θ with κ² for the process."""
+    found = posterior(kit, outputs=2, free_kappa=True, varying_residual=True)
+    assert found.model.varying is not None
+    found.model.varying.weights.copy_(kit.randn(3, *found.model.varying.weights.shape))
+    x, t = inputs(5), np.random.default_rng(1).uniform([1, -11], [5, 9], (5, 2))
+    u = torch.from_numpy(np.concatenate([(x - [0, 100]) / 10, (t - [1, -11]) / [4, 20]], 1))
+    s2 = found.model.varying(found.model.eta(u)).numpy() * SD**2  # (5, 2)
+    assert s2.max() > 2 * s2.min(0).max()
+    predicted, alone = (found.predict(x, what, t=t, samples=20_000) for what in AT_T)
+    np.testing.assert_allclose(predicted.sd**2 - alone.sd**2, s2)
+    np.testing.assert_allclose((predicted.samples - alone.samples).std(0), np.sqrt(s2), rtol=0.03)  # type: ignore[operator]
+    process, alone = (found.predict(x, what) for what in ("process", "process_without_residual"))  # type: ignore[arg-type]
+    np.testing.assert_allclose(process.sd**2 - alone.sd**2, found.residual(x) ** 2)
+    observation = found.predict(x, "observation")
+    np.testing.assert_allclose(observation.sd**2 - process.sd**2, np.tile(0.4**2 * SD**2, (5, 1)))
+
+
+def test_runs_with_student_noise_are_predicted_with_it_and_counts_by_their_mean(kit: Any) -> None:
+    student = LikelihoodSettings(kind="student_t", noise=0.4, degrees=9.0)
+    found, x = posterior(kit, likelihood_z=student), inputs()
+    emulator, alone = (found.predict(x, what, samples=20_000) for what in AT_T)
+    np.testing.assert_allclose(emulator.sd**2 - alone.sd**2, 0.4**2 * 8**2 * 9 / (9 - 2))
+    left = (emulator.samples - alone.samples)[:, :, 0] / (0.4 * 8)  # type: ignore[operator]
+    beyond = float(stats.t(9).sf(3.0)) * 2  # 0.015, of a normal distribution 0.0027
+    np.testing.assert_allclose((np.abs(left) > 3).mean(0), beyond, atol=0.004)
+    np.testing.assert_array_equal(found.predict(x).sd, found.predict(x, "process_without_residual").sd)
+    logged = posterior(kit, likelihood_z=student, transform=LOG)
+    emulator, alone = (logged.predict(x, what) for what in AT_T)
+    assert (emulator.sd > alone.sd).all()
+    counts = LikelihoodSettings(kind="poisson")
+    found = posterior(kit, "none", likelihood_y=counts, likelihood_z=counts, standardise=False)
+    for full, part in (("emulator", "emulator_without_residual"), ("process", "process_without_residual")):
+        for one, other in zip(*(found.predict(x, what, samples=5) for what in (full, part)), strict=True):  # type: ignore[arg-type]
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_emulator_has_the_intervals_by_which_runs_are_judged(kit: Any) -> None:
+    found = posterior(kit, outputs=2)
+    x, t = inputs(6), np.random.default_rng(1).uniform([1, -11], [5, 9], (6, 2))
+    predicted = found.predict(x, "emulator", t=t, samples=1)
+    assert predicted.samples is not None
+    judged = judge_runs(found, x, t, predicted.samples[0], leave_one_out=False)
+    np.testing.assert_allclose(predicted.mean, judged.mean)
+    np.testing.assert_allclose(predicted.sd, judged.sd)
 
 
 def test_an_observation_with_student_noise_has_its_variance(kit: Any) -> None:
@@ -224,29 +294,51 @@ def test_an_observation_with_student_noise_has_its_variance(kit: Any) -> None:
 def test_samples_are_the_same_functions_at_other_rows_and_in_other_calls(kit: Any) -> None:
     found = posterior(kit, "general", hidden=(2,), components=2)
     x = inputs(9)
-    whole, part = found.predict(x, samples=6, seed=3), found.predict(x[[7, 2]], samples=6, seed=3)
+    f: Any = "process_without_residual"
+    whole, part = found.predict(x, f, samples=6, seed=3), found.predict(x[[7, 2]], f, samples=6, seed=3)
     assert whole.samples is not None
     assert whole.samples.shape == (6, 9, 1)
     np.testing.assert_allclose(part.samples, whole.samples[:, [7, 2]], rtol=1e-10)
-    other = found.predict(x, samples=6, seed=4).samples
+    other = found.predict(x, f, samples=6, seed=4).samples
     assert not np.isclose(other, whole.samples).any()
+    # A residual belongs to a row, the same input or not.
+    rows = np.concatenate([x[:1], x[:1]])
+    left = found.predict(rows, samples=6).samples - found.predict(rows, f, samples=6).samples  # type: ignore[operator]
+    assert len(np.unique(left.round(9))) == 12
 
 
 def test_under_a_transform_samples_are_mapped_one_by_one(kit: Any) -> None:
     plain, logged = (posterior(kit, "additive", transform=transform) for transform in (None, LOG))
     x = inputs()
     # The same functions: log y = 1 + 0.4·f where y = 50 + 8·f
-    of_plain = plain.predict(x, samples=200, seed=2).samples
-    predicted = logged.predict(x, samples=200, draws=200, seed=2)
-    assert of_plain is not None
-    expected = np.exp(1 + 0.4 * (of_plain - 50) / 8)
-    np.testing.assert_allclose(predicted.samples, expected)
-    np.testing.assert_allclose(predicted.mean, expected.mean(0))
-    np.testing.assert_allclose(predicted.sd, expected.std(0))
-    parts = [logged.predict(x, what, samples=50, draws=50).samples for what in ("process", "emulator")]  # type: ignore[arg-type]
+    for what in ("process_without_residual", "process", "emulator"):
+        of_plain = plain.predict(x, what, samples=200, seed=2).samples  # type: ignore[arg-type]
+        predicted = logged.predict(x, what, samples=200, draws=200, seed=2)  # type: ignore[arg-type]
+        assert of_plain is not None
+        expected = np.exp(1 + 0.4 * (of_plain - 50) / 8)
+        np.testing.assert_allclose(predicted.samples, expected)
+        if what == "process_without_residual":
+            np.testing.assert_allclose(predicted.mean, expected.mean(0))
+            np.testing.assert_allclose(predicted.sd, expected.std(0))
+    f_and_eta: Any = ("process_without_residual", "emulator_without_residual")
+    parts = [logged.predict(x, what, samples=50, draws=50).samples for what in f_and_eta]
     difference = logged.predict(x, "discrepancy", samples=50, draws=50)
     np.testing.assert_allclose(parts[0] - parts[1], difference.samples, rtol=1e-10, atol=1e-12)  # type: ignore[operator]
     np.testing.assert_allclose(difference.mean, (parts[0] - parts[1]).mean(0), rtol=1e-10, atol=1e-12)  # type: ignore[operator]
+
+
+def test_under_a_transform_the_residual_counts_in_mean_and_sd_which_stay_smooth(kit: Any) -> None:
+    """y = exp(1 + 0.4·(f + r)) with r ~ N(0, 0.3²): E y = E exp(1 + 0.4·f) · exp(0.4²·0.3²/2), and so on."""
+    found, x = posterior(kit, transform=LOG), np.linspace([0.0, 100.0], [10.0, 110.0], 200)
+    for full, part in (("process", "process_without_residual"), ("emulator", "emulator_without_residual")):
+        predicted, alone = (found.predict(x, what, draws=20_000) for what in (full, part))  # type: ignore[arg-type]
+        v = 0.4**2 * 0.3**2
+        np.testing.assert_allclose(predicted.mean, alone.mean * math.exp(v / 2), rtol=0.01)
+        expected = (alone.sd**2 + alone.mean**2) * math.exp(2 * v) - alone.mean**2 * math.exp(v)
+        np.testing.assert_allclose(predicted.sd, np.sqrt(expected), rtol=0.05)
+        few = found.predict(x, full).mean[:, 0]  # type: ignore[arg-type]
+        smooth = found.predict(x, part).mean[:, 0]  # type: ignore[arg-type]
+        assert np.abs(np.diff(few, 2)).max() < 2 * np.abs(np.diff(smooth, 2)).max()
 
 
 def test_under_a_transform_an_observations_own_noise_is_in_the_users_units(kit: Any) -> None:
@@ -308,7 +400,7 @@ def test_no_rows_give_no_predictions(kit: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"what": "proces"}, r"what is 'proces'; accepted: process, emulator, discrepancy, observation"),
+        ({"what": "proces"}, r"what is 'proces'; accepted: process, emulator, discrepancy, observation, " + ALONE),
         ({"x": [1.0, 2.0]}, r"x has shape \(2,\); accepted: \(rows, 2\), a column for each of x0, x1"),
         ({"x": [["a", "b"]]}, r"x is not an array of numbers"),
         (
@@ -413,7 +505,7 @@ def everything(found: Posterior) -> list[Array]:
     """Predictions of all kinds, and draws of θ."""
     predictions = [
         found.predict(inputs(), what, samples=5, draws=32, seed=1)  # type: ignore[arg-type]
-        for what in ("process", "emulator", "discrepancy", "observation")
+        for what in KINDS
     ]
     parts = [part for prediction in predictions for part in prediction if part is not None]
     return [*parts, found.sample(10), found.predict(inputs(), "emulator", t=[2.0, 3.0], draws=8).mean]

@@ -32,6 +32,7 @@ from vcal_dist.natural import observations_statistics
 from vcal_dist.objective import CollapsedTheta, collapsed_observations, observations_gram
 from vcal_dist.passes import close, compress
 from vcal_dist.plan import FitSettings, StageSettings
+from vcal_dist.prediction_kinds import What
 from vcal_dist.predictive import Inputs, draw_ensemble, residuals, users_moments, users_samples
 from vcal_dist.residual import SPREAD, ResidualFit, directions
 from vcal_dist.training import train
@@ -297,9 +298,11 @@ def test_predictions_of_observations_have_it(kit: Any) -> None:
     first = model.phi_eta(inputs.x, model.rows_of_theta(theta, 6), None)
     place = int(ensemble.groups[0].places[0])
     torch.testing.assert_close(found[place], model.residual_variance(first)[0])  # type: ignore[index]
-    _, process = users_moments(ensemble, outputs, inputs, "process", generator)
-    _, observed = users_moments(ensemble, outputs, inputs, "observation", generator)
-    added = (observed.square() - process.square()) / outputs.sd.square()
+    kinds: tuple[What, ...] = ("process_without_residual", "process", "observation")
+    alone, process, observed = (users_moments(ensemble, outputs, inputs, what, generator)[1] for what in kinds)
+    added = (process.square() - alone.square()) / outputs.sd.square()
+    torch.testing.assert_close(added, found.mean(0))
+    added = (observed.square() - alone.square()) / outputs.sd.square()
     torch.testing.assert_close(added, model.likelihood_y.noise_variance() + found.mean(0))  # type: ignore[operator]
     draws = torch.cat([users_samples(ensemble, outputs, inputs, "observation", generator) for _ in range(40)])
     torch.testing.assert_close(draws.std(0), observed, rtol=0.1, atol=0.0)

@@ -33,7 +33,7 @@ class Known(Answers):
         return ThetaPosterior(prior, torch.zeros(1, prior.dim), torch.eye(prior.dim)[None])
 
     def _predictor(self, asked: Asked) -> Callable[[Block], Predicted]:
-        assert asked.what == "emulator"
+        assert asked.what == "emulator_without_residual"
 
         def predicted(block: Any) -> Predicted:
             mean = self.mean(block["x"], block["t"])

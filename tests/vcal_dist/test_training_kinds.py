@@ -16,7 +16,7 @@ from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.gp import GPSettings
 from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.posterior import Posterior
-from vcal_dist.predictive import What
+from vcal_dist.prediction_kinds import What
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.refinement import exact_points
 from vcal_dist.training import train

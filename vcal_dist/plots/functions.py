@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from vcal_dist.answers import Answers, Array
 from vcal_dist.errors import ModelError
-from vcal_dist.likelihoods import Gaussian
 from vcal_dist.mixed import Averaged
 from vcal_dist.plots.naming import NUMBER, label, output_place, place, point, where
 from vcal_dist.plots.style import (
@@ -28,7 +27,8 @@ from vcal_dist.plots.style import (
     titled,
 )
 from vcal_dist.posterior import Posterior
-from vcal_dist.predictive import What, is_affine
+from vcal_dist.prediction_kinds import What
+from vcal_dist.predictive import is_affine
 
 if TYPE_CHECKING:
     import altair as alt
@@ -37,8 +37,8 @@ POINTS = 81  # of a line
 GRID = 30  # of a map, in each direction
 SAMPLES = 1000  # functions that find quantiles
 MAP_SAMPLES = 400  # of a map, which has more points
-OUTCOMES = 2000  # observations that do
-NOISES = 20  # observations of each function, where noise is the same everywhere
+OUTCOMES = 2000  # values with residual or noise that do
+NOISES = 20  # of each function, where residual and noise are the same everywhere
 SHOWN = 6  # functions that are drawn
 # Vega's "blueorange", and what is left of it where the sign is not sure.
 DIVERGING = [
@@ -61,15 +61,16 @@ def process(
 ) -> alt.LayerChart:
     """The process f along one control input, the others at `at` or in the middle of their bounds.
 
-    Mean, 90 % bands of f and of new observations, some functions that f may be, and the emulator at θ by itself.
-    Observations x (B, d1), y (B, K) are drawn where there is no other control input.
+    Mean, 90 % bands of the process (with the emulator's residual) and of new observations, some functions that f may be
+    (without it: they are smooth), and the emulator at θ by itself. Observations x (B, d1), y (B, K) are drawn where
+    there is no other control input.
     """
     import altair as alt
 
     problem, k = posterior.problem, output_place(posterior.problem, output)
     grid, values, others = _line(posterior, along, at)
-    f = _band(posterior, grid, "process", k)
-    outcome = _outcome(posterior, grid, f, k)
+    functions = _band(posterior, grid, "process_without_residual", k).samples
+    f, outcome = (_around(posterior, grid, what, functions, k) for what in ("process", "observation"))
     eta = posterior.predict(grid, "emulator").mean[:, k]
     kinds = ["process", NEW, "emulator alone"]
     colours = [POSTERIOR, PRIOR, OTHER]
@@ -82,7 +83,7 @@ def process(
     layers: list[Any] = [
         _area(values, outcome, NEW, abscissa, name, colour, 0.3),
         _area(values, f, "process", abscissa, name, colour, 0.3),
-        _functions(values, f.samples, abscissa, name),
+        _functions(values, functions, abscissa, name),
         _mean(values, eta, "emulator alone", abscissa, name, colour, dash=True),
         _mean(values, f.mean, "process", abscissa, name, colour),
     ]
@@ -99,7 +100,7 @@ def process(
         alt.Tooltip("eta:Q", title="emulator alone", format=NUMBER),
     ]
     layers.append(hover(rows(value=values, mean=f.mean, low=f.low, high=f.high, eta=eta), abscissa, tips))
-    shows = "means, 90 % bands and some possible processes (thin)"
+    shows = "means, 90 % bands and some possible processes without the emulator's residual (thin)"
     return single(layers, f"{problem.outputs[k].name} along {along}", shows, others, note)
 
 
@@ -226,22 +227,23 @@ def _of_draws(mean: Array, draws: Array) -> Band:
     return Band(mean, low, high, draws)
 
 
-def _outcome(posterior: Answers, grid: Array, f: Band, k: int) -> Band:
-    """New observations where the process is f."""
-    if not _has_gaussian_noise(posterior):
-        return _band(posterior, grid, "observation", k, OUTCOMES)
-    found = posterior.predict(grid, "observation", samples=len(f.samples))  # the same functions, with noise
+def _around(posterior: Answers, grid: Array, what: What, functions: Array, k: int) -> Band:
+    """What has a residual, or noise too, around functions (S, G) of `process_without_residual`."""
+    if not _is_even(posterior):
+        return _band(posterior, grid, what, k, OUTCOMES)
+    found = posterior.predict(grid, what, samples=len(functions))  # the same functions
     assert found.samples is not None
-    # Noise that does not depend on x may as well be the same along the line: quantiles are then as smooth as f is.
-    noise = (found.samples[:, :, k] - f.samples)[:, :NOISES]  # (S, NOISES)
-    return _of_draws(found.mean[:, k], (f.samples[:, None] + noise[:, :, None]).reshape(-1, len(grid)))
+    # What does not depend on x may as well be the same along the line: quantiles are then as smooth as f is.
+    added = (found.samples[:, :, k] - functions)[:, :NOISES]  # (S, NOISES)
+    return _of_draws(found.mean[:, k], (functions[:, None] + added[:, :, None]).reshape(-1, len(grid)))
 
 
-def _has_gaussian_noise(posterior: Answers) -> bool:
+def _is_even(posterior: Answers) -> bool:
+    """Whether residual and noise are added to f, and the same everywhere."""
     members = posterior.members if isinstance(posterior, Averaged) else [posterior]
     return all(
         isinstance(member, Posterior)
-        and isinstance(member.model.likelihood_y, Gaussian)
+        and member.model.varying is None
         and is_affine(member.model.likelihood_y, member.scaling.outputs)
         for member in members
     )

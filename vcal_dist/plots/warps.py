@@ -13,6 +13,7 @@ from vcal_dist.errors import ModelError
 from vcal_dist.plots.naming import NUMBER, label, output_place, point, unit
 from vcal_dist.plots.style import DATA, GAP, SERIES, rows, styled, titled
 from vcal_dist.posterior import Posterior
+from vcal_dist.prediction_kinds import What
 from vcal_dist.warping import warp
 
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ def _range(posterior: Posterior, x: Array, k: int) -> tuple[Array, float, float]
     t = to_numpy(prior.theta(torch.special.ndtri(u.clamp(1e-6, 1 - 1e-6))))
     bounds = np.array(prior.bounds)
     t = np.clip(t, bounds[:, 0], bounds[:, 1])
-    before = posterior.predict(np.tile(x, (DESIGN, 1)), "emulator", t=t, draws=16).mean[:, k]
-    samples = posterior.predict(x[None], "emulator", samples=DESIGN).samples
+    eta: What = "emulator_without_residual"  # what g warps
+    before = posterior.predict(np.tile(x, (DESIGN, 1)), eta, t=t, draws=16).mean[:, k]
+    samples = posterior.predict(x[None], eta, samples=DESIGN).samples
     assert samples is not None
     low, high = np.quantile(samples[:, 0, k], [0.05, 0.95]).tolist()
     start, end = np.quantile(before, [0.01, 0.99])

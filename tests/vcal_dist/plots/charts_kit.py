@@ -60,6 +60,7 @@ def random_posterior(
     kind: Discrepancy = "additive",
     transform: TransformSettings | None = None,
     likelihood: LikelihoodSettings | None = None,
+    varying: bool = False,
     seed: int = 5,
 ) -> Posterior:
     """A random Gaussian over θ̃ and weights: as good as a trained one for what charts do with it."""
@@ -72,7 +73,10 @@ def random_posterior(
         outputs=outputs,
         likelihood_y=likelihood,
         likelihood_z=likelihood,
+        varying_residual=varying,
     )
+    if model.varying is not None:
+        model.varying.weights += 0.5 * Kit.randn(7, *model.varying.weights.shape)
     counts = likelihood.kind in ("poisson", "bernoulli")
     mean = torch.full((outputs,), 0.0 if counts else 3.0, dtype=F64)
     sd = torch.full((outputs,), 1.0 if counts else 0.5, dtype=F64)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.vcal_dist.plots.charts_kit import column, of_mark, subtitle
+from tests.vcal_dist.plots.charts_kit import column, of_mark, random_posterior, subtitle
 from vcal_dist import plots
 from vcal_dist.posterior import Posterior
 from vcal_dist.warping import warp
@@ -25,24 +25,30 @@ def test_bands_hold_their_means_and_points_are_the_observations(trained: Posteri
         assert (column(mean, "y") <= column(band, "high")).all()
     assert (column(outcome, "low") < column(process, "low")).all()
     assert (column(process, "high") < column(outcome, "high")).all()
-    assert len({row["number"] for row in functions["rows"]}) == 6
+    drawn = trained.predict(at, "process_without_residual", samples=1000).samples
+    assert drawn is not None
+    np.testing.assert_allclose(column(functions, "y"), drawn[:6, :, 0].reshape(-1), rtol=1e-5)
+    assert {row["number"] for row in functions["rows"]} == {*range(6)}
     (points,) = of_mark(chart, "circle")
     np.testing.assert_allclose(column(points, "value"), data["x"][:, 0], rtol=1e-5)
     np.testing.assert_allclose(column(points, "y"), data["y"][:, 0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["one of each", "averaged", "counts"])
-def test_the_band_of_observations_has_their_quantiles(posteriors: dict[str, Any], kind: str) -> None:
-    posterior = posteriors[kind]
+@pytest.mark.parametrize("kind", ["one of each", "averaged", "counts", "log", "varying"])
+def test_bands_have_the_quantiles_of_process_and_observations(posteriors: dict[str, Any], kind: str) -> None:
+    posterior = random_posterior(1, 1, 1, varying=True) if kind == "varying" else posteriors[kind]
     name, *others = (v.name for v in posterior.problem.control_inputs)
-    outcome, _ = of_mark(plots.process(posterior, along=name), "area")
+    outcome, process = of_mark(plots.process(posterior, along=name), "area")
     grid = np.stack([column(outcome, "value"), *[np.ones(81)] * len(others)], 1)[::20]
-    drawn = posterior.predict(grid, "observation", samples=20_000, seed=1).samples[:, :, 0]
-    for field, share in (("low", 0.05), ("high", 0.95)):
-        below = (drawn < column(outcome, field)[::20]).mean(0)
-        upto = (drawn <= column(outcome, field)[::20]).mean(0)
-        assert (below < share + 0.015).all(), field
-        assert (upto > share - 0.015).all(), field
+    for band, what in ((outcome, "observation"), (process, "process")):
+        drawn = posterior.predict(grid, what, samples=20_000, seed=1).samples[:, :, 0]
+        # The process's residual is small beside f, of which 1000 functions are drawn: three standard errors.
+        near = 0.015 if what == "observation" else 0.022
+        for field, share in (("low", 0.05), ("high", 0.95)):
+            below = (drawn < column(band, field)[::20]).mean(0)
+            upto = (drawn <= column(band, field)[::20]).mean(0)
+            assert (below < share + near).all(), (what, field)
+            assert (upto > share - near).all(), (what, field)
 
 
 def test_observations_at_other_values_of_other_inputs_are_not_drawn(posteriors: dict[str, Any]) -> None:
