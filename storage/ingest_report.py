@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage.checks import NOT_WHOLE
+from storage.design import Finding
 from storage.problem import NOISE_SUFFIX, RUN, Problem
 from storage.tally import TEXT, FileFault
 
@@ -37,7 +38,8 @@ class IngestReport:
     seconds: float
     again: tuple[str, ...] = ()  # files that had been ingested before
     lacking: tuple[str, ...] = ()  # tables of the store that have no rows yet
-    identity: tuple[int, int] | None = None  # rows and simulator runs in the store now; None without new runs
+    identity: tuple[int, int] | None = None  # rows and simulator runs in the store now; None if not counted
+    findings: tuple[Finding, ...] | None = ()  # what is wrong with the store's design; None if it was not examined
 
     @property
     def rows(self) -> dict[str, int]:
@@ -71,6 +73,7 @@ class IngestReport:
             if table.ignored:
                 lines.append(f"  ignored columns: {_names(table.ignored)}")
             lines += [f"  note: {note}" for note in table.notes[:MOST_LINES]]
+        lines += design_lines(self.findings or ())
         if self.again:
             lines.append(f"note: ingested before, so that their rows may now be there twice: {_names(self.again)}")
         rate = sum(self.rows.values()) / max(self.seconds, 1e-9)
@@ -100,6 +103,11 @@ def refusal(faults: Sequence[FileFault], problem: Problem, *, none_left: str | N
     cure = f"{', '.join(cures[:-1])}, or {cures[-1]}" if len(cures) > 1 else cures[0]
     body = "\n".join(f"  {line}" for line in _some(faults))
     return f"{what}; nothing was written (rows are counted from 1, below the header):\n{body}\nTo go on, {cure}."
+
+
+def design_lines(findings: Sequence[Finding]) -> list[str]:
+    """Findings in words, a line each."""
+    return [f"{'WARNING' if f.severity == 'bad' else 'note'}: {f.message}" for f in findings]
 
 
 def _of_runs(count: int) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import layout
+from storage.design import Finding, find_design_faults
 from storage.errors import IngestError, StoreError
 from storage.ingest_report import IngestReport, TableReport, refusal
 from storage.precision import Range, choose
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     import zarr
 
 BLOCK_BYTES = 32 << 20  # of the rows that one task writes, where a chunk is not larger
+# A store's design is examined if it has so many rows at most, or not more than so many times the new ones.
+EXAMINED_ROWS, EXAMINED_TIMES = 2_000_000, 10
 
 
 @dataclass(frozen=True)
@@ -132,17 +135,29 @@ def ingest(
             target = create(store, problem, dtype=chosen, expected_rows=expected, **settings)
         again = _seen_before(judged, target)
         _write(pool, judged, target)
-    runs_now = _count_runs(target) if "runs" in given else None
+        seconds = time.perf_counter() - began
+        identity, findings = _examine(pool, judged, target)
     tables = {part.table: part.report() for part in judged}
     lacking = tuple(t.name for t in (target.runs, target.observations) if not t.rows and t.name not in tables)
-    return IngestReport(str(store), tables, chosen, why, time.perf_counter() - began, again, lacking, runs_now)
+    return IngestReport(str(store), tables, chosen, why, seconds, again, lacking, identity, findings)
 
 
-def _count_runs(store: Store) -> tuple[int, int] | None:
-    """Rows and runs that the store has now; the rows are committed, so nothing may look like a failure any more."""
+def _examine(
+    pool: Workers, judged: Sequence[Judged], store: Store
+) -> tuple[tuple[int, int] | None, tuple[Finding, ...] | None]:
+    """Rows and runs of the store, and what is wrong with its design; None for what is not known.
+
+    A large store is not read as a whole because of a few new rows.
+    """
+    rows = store.runs.rows + store.observations.rows
+    if rows > max(EXAMINED_ROWS, EXAMINED_TIMES * sum(part.kept for part in judged)):
+        return None, None
+    # The new rows are committed: nothing may look like a failure any more, damage of older rows included.
     with contextlib.suppress(StoreError):
-        return store.runs.rows, store.keep_run_count()
-    return None
+        findings = tuple(find_design_faults(store, pool))
+        counted = any(part.table == "runs" for part in judged)
+        return (store.runs.rows, store.keep_run_count()) if counted else None, findings
+    return None, None
 
 
 def _target(

@@ -164,17 +164,20 @@ class Store:
         if array == "run":
             document["attributes"]["vcal"]["schema"] = layout.SCHEMA_WITH_RUN if given else layout.SCHEMA
 
+    @property
+    def kept_run_count(self) -> int | None:
+        """The count of runs that an ingest has left in the store, None where rows have come or gone since."""
+        known = self.document["attributes"]["vcal"].get("identity")
+        return int(known["runs"]) if known is not None and known["rows"] == self.runs.rows else None
+
     def count_runs(self) -> int:
         """How many simulator runs the rows of `runs` belong to, which may be fewer than the rows.
 
-        An ingest leaves the count in the store; where rows have come since, all are read.
+        Reads the calibration inputs of all rows, or the numbers of their runs, unless the count is kept in the store.
         """
-        known = self.document["attributes"]["vcal"].get("identity")
-        if known is not None and known["rows"] == self.runs.rows:
-            return int(known["runs"])
         from storage.run_identity import count_runs
 
-        return count_runs(self.runs)
+        return count_runs(self.runs) if self.kept_run_count is None else self.kept_run_count
 
     def keep_run_count(self) -> int:
         """Counts the runs that the store shows, and leaves the count in it for readers to come."""
