@@ -68,11 +68,11 @@ def open_rows(
     """
     request = Request("runs" if with_t else "observations", wanted(problem, with_t, with_noise, extrapolate))
     plans = [_plan_of_store(source, request)] if _is_store(source) else [_tried(f, request) for f in expand([source])]
-    having = {p.selection.noise for p in plans}
+    having = {p.selection.optional for p in plans}
     if len(having) > 1:
         raise IngestError(f"{source}: some of the files have columns for the noise of the observations and some do not")
     noise = having == {True}
-    flat = request.flat(noise=noise)
+    flat = request.flat(optional=noise)
     rows, faults = 0, list[FileFault]()
     for p in plans:
         tallies = [tally(partition, flat) for partition in p.partitions]

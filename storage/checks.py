@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.problem import Column
+from storage.problem import MOST_WHOLE, Column
+
+NOT_WHOLE = "not a whole number below 2**53"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ def find_faults(values: NDArray[np.floating], columns: Sequence[Column]) -> tupl
                 ("infinite", infinite),
                 (f"out of bounds [{column.low:.10g}, {column.high:.10g}]", outside & ~infinite),
             ]
+            if column.whole:
+                inexact = (cells != np.rint(cells)) | (np.abs(cells) > MOST_WHOLE)
+                kinds.append((NOT_WHOLE, inexact & ~infinite & ~nan))
             if column.noise_of is not None:
                 kinds.append(("not positive", cells <= 0))
                 nan &= ~np.isnan(values[:, names.index(column.noise_of)])

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.problem import NOISE_SUFFIX, Problem
+from storage.checks import NOT_WHOLE
+from storage.design import Finding
+from storage.problem import NOISE_SUFFIX, RUN, Problem
 from storage.tally import TEXT, FileFault
 
 MOST_LINES = 20
@@ -36,6 +38,8 @@ class IngestReport:
     seconds: float
     again: tuple[str, ...] = ()  # files that had been ingested before
     lacking: tuple[str, ...] = ()  # tables of the store that have no rows yet
+    identity: tuple[int, int] | None = None  # rows and simulator runs in the store now; None if not counted
+    findings: tuple[Finding, ...] | None = ()  # what is wrong with the store's design; None if it was not examined
 
     @property
     def rows(self) -> dict[str, int]:
@@ -48,18 +52,28 @@ class IngestReport:
         faults = [fault for table in self.tables.values() for fault in table.faults]
         return {(f.file, f.fault.column, f.fault.kind): f.fault.count for f in faults}
 
+    def _runs(self, table: TableReport) -> str:
+        """How many runs the new rows are of, where they are all rows of the store."""
+        new = self.identity is not None and self.identity[0] == table.rows
+        return f" of {_of_runs(self.identity[1])}" if new and self.identity else ""
+
     def lines(self) -> list[str]:
         """The report in words."""
         lines = []
         for name, table in self.tables.items():
             noise = ", with their noise" if table.noise else ""
-            lines.append(f"{name}: {table.rows:,} rows from {table.files:,} file{'s' * (table.files != 1)}{noise}")
+            runs = self._runs(table) if name == "runs" else ""
+            files = f"{table.files:,} file{'s' * (table.files != 1)}"
+            lines.append(f"{name}: {table.rows:,} rows{runs} from {files}{noise}")
+            if runs == "" and name == "runs" and self.identity:
+                lines.append(f"  the store now has {self.identity[0]:,} rows of {_of_runs(self.identity[1])}")
             if table.dropped:
                 lines.append(f"  dropped {table.dropped:,} of {table.rows + table.dropped:,} rows:")
                 lines += [f"    {line}" for line in _some(table.faults)]
             if table.ignored:
                 lines.append(f"  ignored columns: {_names(table.ignored)}")
             lines += [f"  note: {note}" for note in table.notes[:MOST_LINES]]
+        lines += design_lines(self.findings or ())
         if self.again:
             lines.append(f"note: ingested before, so that their rows may now be there twice: {_names(self.again)}")
         rate = sum(self.rows.values()) / max(self.seconds, 1e-9)
@@ -77,6 +91,10 @@ def refusal(faults: Sequence[FileFault], problem: Problem, *, none_left: str | N
         cures.append("widen the bounds in the problem file")
     if any(f.fault.kind.startswith("missing") and f.fault.column in outputs for f in faults):
         cures.append("set 'missing: true' for an output that may be missing")
+    if any(f.fault.column == RUN and f.fault.kind in (TEXT, NOT_WHOLE) for f in faults) and RUN not in _variables(
+        problem
+    ):
+        cures.append(f"number the runs with whole numbers in the column '{RUN}', or give that column another name")
     if any(f.fault.kind == TEXT and re.fullmatch(r"'[-+]?\d+,\d+'", f.fault.value) for f in faults):
         cures.append("write numbers with a decimal point instead of a comma")
     if none_left is None:
@@ -85,6 +103,19 @@ def refusal(faults: Sequence[FileFault], problem: Problem, *, none_left: str | N
     cure = f"{', '.join(cures[:-1])}, or {cures[-1]}" if len(cures) > 1 else cures[0]
     body = "\n".join(f"  {line}" for line in _some(faults))
     return f"{what}; nothing was written (rows are counted from 1, below the header):\n{body}\nTo go on, {cure}."
+
+
+def design_lines(findings: Sequence[Finding]) -> list[str]:
+    """Findings in words, a line each."""
+    return [f"{'WARNING' if f.severity == 'bad' else 'note'}: {f.message}" for f in findings]
+
+
+def _of_runs(count: int) -> str:
+    return f"{count:,} run{'s' * (count != 1)}"
+
+
+def _variables(problem: Problem) -> set[str]:
+    return {v.name for v in (*problem.control_inputs, *problem.calibration_inputs, *problem.outputs)}
 
 
 def _some(faults: Sequence[FileFault]) -> list[str]:

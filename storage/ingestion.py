@@ -7,6 +7,7 @@ Nothing is written before every row has been judged, and nothing written is visi
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import layout
+from storage.design import Finding, find_design_faults
 from storage.errors import IngestError, StoreError
 from storage.ingest_report import IngestReport, TableReport, refusal
 from storage.precision import Range, choose
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     import zarr
 
 BLOCK_BYTES = 32 << 20  # of the rows that one task writes, where a chunk is not larger
+# A store's design is examined if it has so many rows at most, or not more than so many times the new ones.
+EXAMINED_ROWS, EXAMINED_TIMES = 2_000_000, 10
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Judged:
     plans: list[Plan]
     tallies: list[list[Tally]]  # by file and partition
     columns: tuple[Column, ...]
-    noise: bool
+    optional: bool  # whether rows have the table's optional columns
 
     @property
     def partitions(self) -> list[tuple[Partition, Tally]]:
@@ -63,10 +67,11 @@ class Judged:
 
     @property
     def ranges(self) -> list[tuple[str, float, float]]:
-        """Smallest and largest value of every column."""
+        """Smallest and largest value of every column that is a measure, and not a number of a run."""
         low = np.fmin.reduce([t.low for ts in self.tallies for t in ts])
         high = np.fmax.reduce([t.high for ts in self.tallies for t in ts])
-        return [(c.name, float(a), float(b)) for c, a, b in zip(self.columns, low, high, strict=True)]
+        found = zip(self.columns, low, high, strict=True)
+        return [(c.name, float(a), float(b)) for c, a, b in found if not c.whole]
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -81,7 +86,8 @@ class Judged:
         ignored = dict.fromkeys(name for p in self.plans for name in p.selection.ignored)
         dropped = sum(t.rows - t.kept for ts in self.tallies for t in ts)
         notes = tuple(f"{p.file}: {p.note}" for p in self.plans if p.note)
-        return TableReport(self.kept, len(self.plans), dropped, tuple(self.faults), tuple(ignored), self.noise, notes)
+        noise = self.optional and self.table == "observations"
+        return TableReport(self.kept, len(self.plans), dropped, tuple(self.faults), tuple(ignored), noise, notes)
 
 
 def ingest(
@@ -129,9 +135,29 @@ def ingest(
             target = create(store, problem, dtype=chosen, expected_rows=expected, **settings)
         again = _seen_before(judged, target)
         _write(pool, judged, target)
+        seconds = time.perf_counter() - began
+        identity, findings = _examine(pool, judged, target)
     tables = {part.table: part.report() for part in judged}
     lacking = tuple(t.name for t in (target.runs, target.observations) if not t.rows and t.name not in tables)
-    return IngestReport(str(store), tables, chosen, why, time.perf_counter() - began, again, lacking)
+    return IngestReport(str(store), tables, chosen, why, seconds, again, lacking, identity, findings)
+
+
+def _examine(
+    pool: Workers, judged: Sequence[Judged], store: Store
+) -> tuple[tuple[int, int] | None, tuple[Finding, ...] | None]:
+    """Rows and runs of the store, and what is wrong with its design; None for what is not known.
+
+    A large store is not read as a whole because of a few new rows.
+    """
+    rows = store.runs.rows + store.observations.rows
+    if rows > max(EXAMINED_ROWS, EXAMINED_TIMES * sum(part.kept for part in judged)):
+        return None, None
+    # The new rows are committed: nothing may look like a failure any more, damage of older rows included.
+    with contextlib.suppress(StoreError):
+        findings = tuple(find_design_faults(store, pool))
+        counted = any(part.table == "runs" for part in judged)
+        return (store.runs.rows, store.keep_run_count()) if counted else None, findings
+    return None, None
 
 
 def _target(
@@ -199,8 +225,8 @@ def _short(value: Any) -> str:
 def _judge(pool: Workers, request: Request, files: Sequence[SourceFile]) -> Judged:
     """The first reading: finds the columns, cuts the files, counts rows and faults."""
     plans = _sound(pool.run([Task(partial(_tried_plan, file, request)) for file in files], f"opening {request.table}"))
-    noise = _agreed_noise(plans) if request.optional else False
-    columns = request.flat(noise=noise)
+    optional = _agreed(plans, request.table) if request.optional else False
+    columns = request.flat(optional=optional)
     tasks = [Task(partial(tally, partition, columns)) for p in plans for partition in p.partitions]
     results = iter(pool.run(tasks, f"checking {request.table}", rows=lambda found: found.rows))
     tallies = [[next(results) for _ in p.partitions] for p in plans]
@@ -209,7 +235,7 @@ def _judge(pool: Workers, request: Request, files: Sequence[SourceFile]) -> Judg
             raise IngestError(
                 f"{file_plan.file}: has columns but no rows; leave it out, or write it again if it should have some"
             )
-    return Judged(request.table, plans, tallies, columns, noise)
+    return Judged(request.table, plans, tallies, columns, optional)
 
 
 def _tried_plan(file: SourceFile, request: Request) -> Plan | IngestError:
@@ -228,30 +254,29 @@ def _sound(plans: Sequence[Plan | IngestError]) -> list[Plan]:
     return [p for p in plans if isinstance(p, Plan)]
 
 
-def _agreed_noise(plans: Sequence[Plan]) -> bool:
-    """Whether the observations carry their noise: either all files say so, or none."""
-    having = [p.file for p in plans if p.selection.noise]
-    lacking = [p.file for p in plans if not p.selection.noise]
+def _agreed(plans: Sequence[Plan], table: str) -> bool:
+    """Whether rows carry the number of their run, or observations their noise: either all files say so, or none."""
+    having = [p.file for p in plans if p.selection.optional]
+    lacking = [p.file for p in plans if not p.selection.optional]
     if having and lacking:
-        raise IngestError(
-            f"{having[0]} has columns for the noise of the observations, {lacking[0]} has none; "
-            "give them in all files or in none"
-        )
+        what = "a column 'run'" if table == "runs" else "columns for the noise of the observations"
+        them = "it" if table == "runs" else "them"
+        raise IngestError(f"{having[0]} has {what}, {lacking[0]} has none; give {them} in all files or in none")
     return bool(having)
 
 
 def _write(pool: Workers, judged: Sequence[Judged], store: Store) -> None:
     """The second reading: writes the sound rows of all tables and commits them together."""
     sources = [{"table": part.table, **source} for part in judged for source in part.sources]
-    noise = any(part.noise for part in judged)
-    with store.writer({part.table: part.kept for part in judged}, noise=noise, sources=sources) as writers:
+    optional = {layout.OPTIONAL[part.table] for part in judged if part.optional}
+    with store.writer({part.table: part.kept for part in judged}, optional=optional, sources=sources) as writers:
         for part in judged:
             pool.run(_writing_tasks(part, writers[part.table], pool.count), f"writing {part.table}", rows=int)
 
 
 def _writing_tasks(part: Judged, writer: Writer, at_a_time: int) -> list[Task]:
     """A task for every block of rows; it needs the partitions that hold them."""
-    dtype = np.dtype(writer.arrays["x"].dtype)
+    dtype = np.result_type(*(array.dtype for array in writer.arrays.values()))  # numbers of runs must stay exact
     # Several blocks for every worker, unless the blocks become smaller than a chunk.
     rows = min(BLOCK_BYTES // (len(part.columns) * dtype.itemsize), part.kept // (2 * at_a_time))
     edges = block_edges(writer.start, part.kept, writer.chunk_rows, rows)

@@ -1,7 +1,7 @@
 """The store's contract: which arrays there are, how they are chunked, and the one document that commits rows.
 
     NAME.zarr/          attributes: schema version, problem, provenance; the shapes of all arrays
-      runs/             x (N, d1)   t (N, d2)   z (N, d_out)           one row-chunking for all three
+      runs/             x (N, d1)   t (N, d2)   z (N, d_out)   [run (N, 1)]   one row-chunking for all of them
       observations/     x (n, d1)   y (n, d_out)   [noise (n, d_out)]  likewise
 
 All metadata stand inline in the root's `zarr.json` (Zarr's consolidated metadata), which is what zarr-python and
@@ -11,6 +11,7 @@ half a row. The arrays' own `zarr.json` follow after the commit.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -19,16 +20,28 @@ from storage.errors import StoreError
 from storage.problem import Column, Problem, Variable
 
 SCHEMA = 1
+# Versions that know schema 1 only would append rows without their run: a store with run numbers tells them to stop.
+SCHEMA_WITH_RUN = 2
 ROOT = "zarr.json"
-TABLES = {"runs": ("x", "t", "z"), "observations": ("x", "y", "noise")}
+TABLES = {"runs": ("x", "t", "z", "run"), "observations": ("x", "y", "noise")}
 ROW_DIMENSION = {"runs": "run", "observations": "observation"}
 # An array's columns are a labelled dimension: the label array of the same name makes them a coordinate in xarray.
-COLUMN_DIMENSION = {"x": "control_input", "t": "calibration_input", "z": "output", "y": "output", "noise": "output"}
+COLUMN_DIMENSION = {
+    "x": "control_input",
+    "t": "calibration_input",
+    "z": "output",
+    "run": "identity",
+    "y": "output",
+    "noise": "output",
+}
+OPTIONAL = {"runs": "run", "observations": "noise"}  # the array that a table has if its first rows had it
+DTYPES = {"run": "float64"}  # of arrays that do not have the store's type: a run's number must be exact
 MEANING = {
     "x": "control inputs",
     "t": "calibration inputs",
     "z": "simulator outputs",
     "y": "observed outputs",
+    "run": "number of the simulator run that a row belongs to",
     "noise": "standard deviation of the observation noise",
 }
 BLOCK_BYTES = 2 << 20  # of one row-chunk over all arrays of a table: large enough to read fast, small enough to shuffle
@@ -39,6 +52,29 @@ LEAST_ROWS = 1024  # of a chunk chosen for the user
 def columns(problem: Problem, table: str) -> dict[str, tuple[Column, ...]]:
     """The columns of a table's arrays, in their order on disk and in a packed row."""
     return problem.runs_columns if table == "runs" else problem.observations_columns
+
+
+def add_optional(members: dict[str, dict[str, Any]], table: str) -> None:
+    """Adds the metadata of a table's optional array, which has the chunks of the other arrays, to those of all."""
+    array = OPTIONAL[table]
+    found = copy.deepcopy(members[f"{table}/{'z' if table == 'runs' else 'y'}"])
+    found["attributes"]["long_name"] = MEANING[array]
+    found["dimension_names"][1] = COLUMN_DIMENSION[array]
+    found["data_type"] = DTYPES.get(array, found["data_type"])
+    if array == "run":
+        _set_width(found, 1)
+    # zarr 3 loses the members of a group that do not stand next to each other, hence in the order of the tables.
+    everything = {**members, f"{table}/{array}": found}
+    members.clear()
+    for name in TABLES:
+        members |= {path: metadata for path, metadata in everything.items() if path.split("/")[0] == name}
+
+
+def _set_width(metadata: dict[str, Any], width: int) -> None:
+    metadata["shape"][1] = metadata["chunk_grid"]["configuration"]["chunk_shape"][1] = width
+    for codec in metadata["codecs"]:
+        if codec["name"] == "sharding_indexed":
+            codec["configuration"]["chunk_shape"][1] = width
 
 
 def default_chunk_rows(row_bytes: int, expected_rows: int | None) -> int:
@@ -146,9 +182,9 @@ def parse_root(data: bytes, url: str) -> dict[str, Any]:
         raise StoreError(
             f"{url} is not a vcal store (its {ROOT} does not say so); make one with 'vcal ingest' or storage.create"
         ) from None
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, SCHEMA_WITH_RUN):
         raise StoreError(
-            f"{url} has the store schema {schema!r}, this version reads {SCHEMA}; "
+            f"{url} has the store schema {schema!r}, this version reads {SCHEMA} and {SCHEMA_WITH_RUN}; "
             + ("upgrade vcal-dist" if isinstance(schema, int) and schema > SCHEMA else "ingest the data again")
         )
     return dict(document)

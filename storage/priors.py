@@ -31,6 +31,10 @@ class Normal(Strict):
     def centre(self) -> float:
         return self.mean
 
+    def cdf(self, value: float) -> float:
+        """The probability of a θ below the value."""
+        return _normal_cdf((value - self.mean) / self.sd)
+
 
 class Uniform(Strict):
     """θ ~ U(low, high); without limits, over the input's bounds."""
@@ -46,6 +50,10 @@ class Uniform(Strict):
     def centre(self) -> float:
         return (self.low + self.high) / 2
 
+    def cdf(self, value: float) -> float:
+        """The probability of a θ below the value."""
+        return _between((value - self.low) / (self.high - self.low))
+
 
 class LogNormal(Strict):
     """log θ ~ N(mu, sigma²)."""
@@ -60,6 +68,10 @@ class LogNormal(Strict):
     @property
     def centre(self) -> float:
         return math.exp(min(self.mu, 700.0))
+
+    def cdf(self, value: float) -> float:
+        """The probability of a θ below the value."""
+        return _normal_cdf((math.log(value) - self.mu) / self.sigma) if value > 0 else 0.0
 
 
 class Beta(Strict):
@@ -78,6 +90,12 @@ class Beta(Strict):
     def centre(self) -> float:
         return self.low + (self.high - self.low) * self.a / (self.a + self.b)
 
+    def cdf(self, value: float) -> float:
+        """The probability of a θ below the value."""
+        from scipy.special import betainc  # costs more than everything else that a problem file needs
+
+        return float(betainc(self.a, self.b, _between((value - self.low) / (self.high - self.low))))
+
 
 class TruncatedNormal(Strict):
     """θ ~ N(mean, sd²) cut to (low, high); without limits, to the input's bounds."""
@@ -95,6 +113,16 @@ class TruncatedNormal(Strict):
     def centre(self) -> float:
         return min(max(self.mean, self.low), self.high)
 
+    def cdf(self, value: float) -> float:
+        """The probability of a θ below the value."""
+        # From the tail that the limits lie in, where differences of probabilities keep their digits.
+        sign = -1.0 if self.low > self.mean else 1.0
+        low, high, at = (
+            _normal_cdf(sign * (v - self.mean) / self.sd)
+            for v in (self.low, self.high, min(max(value, self.low), self.high))
+        )
+        return _between((at - low) / (high - low)) if high != low else float(value >= self.high)
+
 
 class Gamma(Strict):
     """θ ~ Gamma(shape, rate), mean shape/rate."""
@@ -110,6 +138,20 @@ class Gamma(Strict):
     def centre(self) -> float:
         return self.shape / self.rate
 
+    def cdf(self, value: float) -> float:
+        """The probability of a θ below the value."""
+        from scipy.special import gammainc
+
+        return float(gammainc(self.shape, max(0.0, value * self.rate)))
+
 
 Prior = Annotated[Normal | Uniform | LogNormal | Beta | TruncatedNormal | Gamma, Field(discriminator="family")]
 WITH_LIMITS = ("uniform", "beta", "truncated_normal")  # families whose limits default to the input's bounds
+
+
+def _between(share: float) -> float:
+    return min(max(share, 0.0), 1.0)
+
+
+def _normal_cdf(z: float) -> float:
+    return 0.5 * math.erfc(-z / math.sqrt(2.0))

@@ -33,6 +33,8 @@ Name = Annotated[
 
 T = TypeVar("T")
 NOISE_SUFFIX = "_noise"  # the optional column with an observation's own standard deviation
+RUN = "run"  # the optional column with the number of the run that a row of the runs belongs to
+MOST_WHOLE = 2.0**53 - 1  # up to here a float64 holds every whole number exactly
 
 
 class Variable(Strict):
@@ -114,6 +116,7 @@ class Column(Strict):
     high: float = math.inf
     missing: bool = False
     optional: bool = False
+    whole: bool = False  # an identifier: a whole number that a float64 holds exactly
     noise_of: str | None = None  # the output whose standard deviation this is: positive, and known where that is known
 
     @property
@@ -151,8 +154,11 @@ class Problem(Strict):
 
     @property
     def runs_columns(self) -> dict[str, tuple[Column, ...]]:
-        """The columns of the table of runs, by array: x, t and z."""
-        return {"x": _inputs(self.control_inputs), "t": _inputs(self.calibration_inputs), "z": self._outputs()}
+        """The columns of the table of runs, by array: x, t, z and the optional run, unless a variable has that name."""
+        found = {"x": _inputs(self.control_inputs), "t": _inputs(self.calibration_inputs), "z": self._outputs()}
+        if RUN not in (column.name for columns in found.values() for column in columns):
+            found[RUN] = (Column(name=RUN, optional=True, whole=True),)
+        return found
 
     @property
     def observations_columns(self) -> dict[str, tuple[Column, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -83,9 +83,12 @@ class Store:
         found.runs, found.observations = self.runs.first(runs), self.observations.first(observations)
         return found
 
-    def append_runs(self, x: ArrayLike, t: ArrayLike, z: ArrayLike) -> None:
-        """Adds simulator runs: control inputs, calibration inputs and outputs, one row each."""
-        self._append("runs", {"x": x, "t": t, "z": z})
+    def append_runs(self, x: ArrayLike, t: ArrayLike, z: ArrayLike, run: ArrayLike | None = None) -> None:
+        """Adds simulator runs: control inputs, calibration inputs and outputs, one row each.
+
+        Rows with the same `run`, a whole number, are one run; without it, rows with the same calibration inputs are.
+        """
+        self._append("runs", {"x": x, "t": t, "z": z} | ({} if run is None else {"run": run}))
 
     def append_observations(self, x: ArrayLike, y: ArrayLike, noise: ArrayLike | None = None) -> None:
         """Adds field observations; `noise` is the known standard deviation of each output, if there is one."""
@@ -95,23 +98,23 @@ class Store:
         values = _checked(table, given, self.problem, self.dtype)
         count = len(values["x"])
         if count:
-            with self.writer({table: count}, noise="noise" in given) as writers:
+            with self.writer({table: count}, optional=given.keys() & set(layout.OPTIONAL.values())) as writers:
                 writer = writers[table]
                 for array, rows in values.items():
                     writer.arrays[array][writer.start : writer.start + count] = rows
 
     @contextlib.contextmanager
     def writer(
-        self, counts: Mapping[str, int], *, noise: bool = False, sources: Sequence[dict[str, Any]] = ()
+        self, counts: Mapping[str, int], *, optional: Collection[str] = (), sources: Sequence[dict[str, Any]] = ()
     ) -> Iterator[dict[str, Writer]]:
         """Room for so many more rows of each table; leaving the block commits all of them, with an exception none.
 
-        `noise` says whether the new observations have a noise column; `sources` go into the store's provenance.
+        `optional` are the optional arrays that the new rows have; `sources` go into the store's provenance.
         """
         with self.place.lock():
             document, found = _read_document(self.place)
-            if counts.get("observations"):
-                self._settle_noise(document, noise)
+            for table in (table for table, count in counts.items() if count):
+                self._settle_optional(document, table, layout.OPTIONAL[table] in optional)
             writers = {table: self._grow(document, table, count) for table, count in counts.items()}
             yield writers
             for table, writer in writers.items():
@@ -140,22 +143,51 @@ class Store:
                 ChunkReader(existing).read(start // writer.chunk_rows, start % writer.chunk_rows)
         return writer
 
-    def _settle_noise(self, document: dict[str, Any], noise: bool) -> None:
-        """The first observations decide whether there is a noise column."""
-        members = layout.members(document)
-        has, rows = "observations/noise" in members, members["observations/x"]["shape"][0]
-        if noise == has:
+    def _settle_optional(self, document: dict[str, Any], table: str, given: bool) -> None:
+        """The first rows of a table decide whether it has its optional array."""
+        members, array = layout.members(document), layout.OPTIONAL[table]
+        path, rows = f"{table}/{array}", members[f"{table}/x"]["shape"][0]
+        has = path in members
+        if given == has:
             return
         if rows:
-            raise StoreError(
-                f"the {rows} observations in {self.url} have {'a' if has else 'no'} noise column, "
-                + ("the new ones have none; give a noise for each" if has else "so the new ones must not have one")
-            )
-        if noise:
-            members["observations/noise"] = copy.deepcopy(members["observations/y"])
-            members["observations/noise"]["attributes"]["long_name"] = layout.MEANING["noise"]
+            what = "rows of runs" if table == "runs" else table
+            if has:
+                cure = f"the new ones have none; give {'its run' if array == 'run' else 'a noise'} for each"
+            else:
+                cure = f"so the new ones must not have one; leave it out, or give the column '{array}' another name"
+            raise StoreError(f"the {rows} {what} in {self.url} have {'a' if has else 'no'} {array} column, {cure}")
+        if given:
+            layout.add_optional(members, table)
         else:
-            del members["observations/noise"]
+            del members[path]
+        if array == "run":
+            document["attributes"]["vcal"]["schema"] = layout.SCHEMA_WITH_RUN if given else layout.SCHEMA
+
+    @property
+    def kept_run_count(self) -> int | None:
+        """The count of runs that an ingest has left in the store, None where rows have come or gone since."""
+        known = self.document["attributes"]["vcal"].get("identity")
+        return int(known["runs"]) if known is not None and known["rows"] == self.runs.rows else None
+
+    def count_runs(self) -> int:
+        """How many simulator runs the rows of `runs` belong to, which may be fewer than the rows.
+
+        Reads the calibration inputs of all rows, or the numbers of their runs, unless the count is kept in the store.
+        """
+        from storage.run_identity import count_runs
+
+        return count_runs(self.runs) if self.kept_run_count is None else self.kept_run_count
+
+    def keep_run_count(self) -> int:
+        """Counts the runs that the store shows, and leaves the count in it for readers to come."""
+        identity = {"rows": self.runs.rows, "runs": self.count_runs()}
+        with self.place.lock():
+            document, found = _read_document(self.place)
+            document["attributes"]["vcal"]["identity"] = identity
+            self.place.replace(layout.ROOT, layout.to_bytes(document), found)
+        self.document["attributes"]["vcal"]["identity"] = identity
+        return identity["runs"]
 
     def stored_bytes(self, table: str) -> int:
         """Bytes on disk of a table's files."""
@@ -252,8 +284,8 @@ def _table_members(
     shard_rows: int | None,
     expected_rows: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """The metadata of a table's group, labels and arrays; the noise array comes with the first noise."""
-    columns = {array: c for array, c in layout.columns(problem, table).items() if array != "noise"}
+    """The metadata of a table's group, labels and arrays; an optional array comes with the first rows that have it."""
+    columns = {array: c for array, c in layout.columns(problem, table).items() if array != layout.OPTIONAL[table]}
     row_bytes = sum(map(len, columns.values())) * np.dtype(dtype).itemsize
     rows = chunk_rows or layout.default_chunk_rows(row_bytes, expected_rows.get(table))
     if shard_rows is not None and shard_rows % rows:
@@ -297,6 +329,10 @@ def _check_settings(dtype: str, compression: str, chunk_rows: int | None, shard_
 def _checked(table: str, given: Mapping[str, ArrayLike], problem: Problem, dtype: np.dtype[Any]) -> dict[str, Floats]:
     """The rows as matrices of the store's type, or an error that names what does not fit."""
     columns = layout.columns(problem, table)
+    if "run" in given and "run" not in columns:
+        raise IngestError(
+            "the problem has a variable named 'run', so rows are told apart by t; rename it, or give no run"
+        )
     values = {array: _matrix(f"{table} {array}", rows, columns[array]) for array, rows in given.items()}
     lengths = {array: len(matrix) for array, matrix in values.items()}
     if len(set(lengths.values())) > 1:
@@ -307,7 +343,7 @@ def _checked(table: str, given: Mapping[str, ArrayLike], problem: Problem, dtype
         listed = "\n".join(f"  {fault}" for fault in faults)
         raise IngestError(f"{table}: rows that the problem does not admit (rows counted from 0):\n{listed}")
     with np.errstate(over="ignore"):
-        stored = {array: matrix.astype(dtype) for array, matrix in values.items()}
+        stored = {array: matrix.astype(layout.DTYPES.get(array, dtype)) for array, matrix in values.items()}
     for array, matrix in stored.items():
         if np.isinf(matrix).any():
             raise IngestError(f"{table} {array}: values too large for {dtype}; make the store with dtype='float64'")

@@ -6,6 +6,7 @@ A block is what one file of each array holds: the unit of reading, shuffling and
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from zarr.storage import StorePath
 
 from storage.chunks import ChunkReader, ZarrArray
 from storage.layout import TABLES
-from storage.problem import Column
+from storage.problem import RUN, Column
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrStore
@@ -38,7 +39,8 @@ class Table:
     ) -> None:
         self.name = name
         present = [array for array in TABLES[name] if f"{name}/{array}" in members]
-        self.columns = {array: [column.name for column in columns[array]] for array in present}
+        # What rows are made of. The number of a run only says which rows belong together: nothing is learned from it.
+        self.columns = {array: [column.name for column in columns[array]] for array in present if array != RUN}
         self.arrays = {array: open_array(store, f"{name}/{array}", members[f"{name}/{array}"]) for array in present}
         self.readers = {array: ChunkReader(self.arrays[array]) for array in present}
         first = self.readers["x"]
@@ -75,10 +77,15 @@ class Table:
         start = index * self.block_rows
         return range(start, min(start + self.block_rows, self.rows))
 
-    def read_block(self, index: int) -> dict[str, Floats]:
-        """The rows of one block in all arrays; a damaged chunk raises DamagedChunk."""
+    @property
+    def numbered(self) -> bool:
+        """Whether rows carry the number of their run, in the array `run`."""
+        return RUN in self.arrays
+
+    def read_block(self, index: int, arrays: Sequence[str] | None = None) -> dict[str, Floats]:
+        """The rows of one block in all of `columns`, or in these arrays; a damaged chunk raises DamagedChunk."""
         rows = len(self.block_range(index))
-        return {array: reader.read(index, rows).copy() for array, reader in self.readers.items()}
+        return {a: self.readers[a].read(index, rows).copy() for a in (self.columns if arrays is None else arrays)}
 
     def first(self, rows: int) -> Table:
         """The table as it was when it had so many rows."""
@@ -92,13 +99,16 @@ class Table:
         found.columns = {}
         return found
 
-    def read(self, start: int = 0, stop: int | None = None) -> dict[str, Floats]:
-        """Rows start to stop of every array."""
+    def read(
+        self, start: int = 0, stop: int | None = None, *, arrays: Sequence[str] | None = None
+    ) -> dict[str, Floats]:
+        """Rows start to stop of all of `columns`, or of these arrays (`["run"]` where the table is `numbered`)."""
         stop = self.rows if stop is None else min(stop, self.rows)
-        found = {a: np.empty((max(0, stop - start), len(c)), self.dtype) for a, c in self.columns.items()}
+        readers = {a: self.readers[a] for a in (self.columns if arrays is None else arrays)}
+        found = {a: np.empty((max(0, stop - start), r.width), r.dtype) for a, r in readers.items()}
         for index in range(start // self.block_rows, -(-stop // self.block_rows) if stop > start else 0):
             rows = self.block_range(index)
             low, high = max(start, rows.start), min(stop, rows.stop)
-            for array, values in self.read_block(index).items():
+            for array, values in self.read_block(index, arrays).items():
                 found[array][low - start : high - start] = values[low - rows.start : high - rows.start]
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,10 +82,14 @@ def _inspect_mixture(path: str, json: bool) -> None:
 
 def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
     """Everything that `vcal inspect` shows of a store, in plain values."""
+    from storage.design import find_design_faults
     from storage.errors import StoreError
 
     tables = {"runs": store.runs, "observations": store.observations}
     damage = [str(chunk) for chunk in store.verify()] if verify else []
+    examined = verify or store.runs.rows + store.observations.rows <= QUICK_ROWS
+    runs = store.kept_run_count
+    findings: list[dict[str, Any]] | None = None
     ranges: dict[str, Any] = {name: {} for name in tables}
     first: dict[str, Any] = {name: {} for name in tables}
     rows_read = dict.fromkeys(tables, 0)
@@ -99,6 +104,9 @@ def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
                     for column, item in getattr(summary, name).items()
                 }
                 first[name] = _first_rows(table_, rows)
+            if examined:
+                runs = store.count_runs()
+                findings = [asdict(finding) for finding in find_design_faults(store)]
         except StoreError as error:  # a damaged store still shows its schema and says what is wrong
             damage = [str(error)]
     return {
@@ -109,17 +117,20 @@ def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
         "tables": {
             name: {
                 "rows": table_.rows,
+                **({"runs": runs} if name == "runs" else {}),
                 "chunk_rows": table_.chunk_rows,
                 "dtype": str(table_.dtype),
                 "compression": table_.compression,
                 "stored_bytes": store.stored_bytes(name),
-                "columns": {array: list(names) for array, names in table_.columns.items()},
+                "columns": {array: list(names) for array, names in table_.columns.items()}
+                | ({"run": ["run"]} if table_.numbered else {}),
                 "ranges_from_rows": rows_read[name],
                 "ranges": ranges[name],
                 "first_rows": first[name],
             }
             for name, table_ in tables.items()
         },
+        "design": findings,  # None if it was not examined
         "provenance": store.provenance,
         "health": {"verified": verify, "damage": damage},
     }
@@ -130,12 +141,9 @@ _STATISTICS = ("count", "missing", "minimum", "maximum", "mean", "sd")
 
 def _first_rows(source: Table, rows: int) -> dict[str, list[float]]:
     """The first values of every column."""
-    arrays = source.read(0, min(rows, source.rows))
-    return {
-        column: arrays[array][:, i].tolist()
-        for array, names in source.columns.items()
-        for i, column in enumerate(names)
-    }
+    columns = {**source.columns, **({"run": ["run"]} if source.numbered else {})}
+    arrays = source.read(0, min(rows, source.rows), arrays=list(columns))
+    return {column: arrays[array][:, i].tolist() for array, names in columns.items() for i, column in enumerate(names)}
 
 
 def show(description: dict[str, Any]) -> None:
@@ -151,6 +159,8 @@ def show(description: dict[str, Any]) -> None:
         out.print(part)
     out.print()
     health = description["health"]
+    if not health["damage"]:
+        _show_design(description["design"])
     if health["damage"]:
         out.print(f"damaged: {len(health['damage'])}", style="bold red")
         for line in health["damage"]:
@@ -161,12 +171,24 @@ def show(description: dict[str, Any]) -> None:
         out.print("healthy as far as its metadata tell; --verify reads every chunk", style="green")
 
 
+def _show_design(findings: list[dict[str, Any]] | None) -> None:
+    out = stdout()
+    if findings is None:
+        out.print("design: not examined; --verify reads all rows and says what cannot be learned from them")
+    elif findings:
+        out.print(f"design: {len(findings)} finding{'s' * (len(findings) != 1)}", style="bold yellow")
+        for finding in findings:
+            style = "red" if finding["severity"] == "bad" else "yellow"
+            out.print(f"  {finding['severity']}: {finding['message']}", style=style)
+
+
 def _sizes(description: dict[str, Any]) -> Any:
-    headings = ("rows", "rows per chunk", "on disk", "numbers", "compression")
+    headings = ("rows", "runs", "rows per chunk", "on disk", "numbers", "compression")
     result = table("Tables", "table", *headings, right=headings[:-2])
     for name, item in description["tables"].items():
         chunk_rows, stored = number(item["chunk_rows"]), size(item["stored_bytes"])
-        result.add_row(name, number(item["rows"]), chunk_rows, stored, item["dtype"], item["compression"])
+        runs = "" if item.get("runs") is None else number(item["runs"])
+        result.add_row(name, number(item["rows"]), runs, chunk_rows, stored, item["dtype"], item["compression"])
     return result
 
 

@@ -62,6 +62,7 @@ def plan(file: SourceFile, request: Request) -> Plan:
     """Cuts a file of named arrays into boxes."""
     with opened(file, request.table) as arrays:
         wanted = {c.name for c in request.flat()}
+        identifiers = {c.name for c in request.flat() if c.whole}
         # Text that nobody asked for labels something; it is not worth a word that it is left out.
         columns = [n for n, array in arrays.items() if _is_column(array) and (array.numeric or n in wanted)]
         found = {name: arrays[name] for name in request.columns if name in arrays}
@@ -71,9 +72,12 @@ def plan(file: SourceFile, request: Request) -> Plan:
         chosen = [arrays[pick.name] for pick in selection.picks]
         for pick, array in zip(selection.picks, chosen, strict=True):
             if not array.numeric:
-                raise IngestError(
-                    f"{file}: the array '{pick.name}' holds {_content(array)}, not numbers; store it as floating point"
+                cure = (
+                    "number the runs, or give it another name"
+                    if pick.name in identifiers
+                    else "store it as floating point"
                 )
+                raise IngestError(f"{file}: the array '{pick.name}' holds {_content(array)}, not numbers; {cure}")
         sizes = _sizes(file, request, selection.picks, chosen)
     boxes = list(_boxes(tuple(sizes.values()), piece_rows(len(chosen))))
     step = len(boxes) if file.format == "npz" else BOXES

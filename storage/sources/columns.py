@@ -21,9 +21,9 @@ class Request:
     table: str
     columns: Mapping[str, tuple[Column, ...]]
 
-    def flat(self, *, noise: bool = True) -> tuple[Column, ...]:
+    def flat(self, *, optional: bool = True) -> tuple[Column, ...]:
         """The columns of a row in the order in which pieces hold them."""
-        return tuple(c for group in self.columns.values() for c in group if noise or not c.optional)
+        return tuple(c for group in self.columns.values() for c in group if optional or not c.optional)
 
     @property
     def optional(self) -> bool:
@@ -47,13 +47,18 @@ class Matrix:
     labels: tuple[str, ...] = ()
     single: bool = False  # also stands for the only column of a group
 
+    @property
+    def column(self) -> bool:
+        """Whether it is a matrix with one column."""
+        return self.width == 1 and not self.single
+
 
 @dataclass(frozen=True)
 class Selection:
     """A file's answer to a request."""
 
     picks: tuple[Pick, ...]
-    noise: bool  # whether the optional columns are there too
+    optional: bool  # whether the optional columns are there too
     ignored: tuple[str, ...]
 
 
@@ -68,12 +73,13 @@ def select(
     """Finds every column of a request: by its own name, or else in a matrix with the name of its array."""
     matrices = matrices or {}
     picks: list[Pick] = []
-    noise = False
+    optional = False
     for array, group in request.columns.items():
         names = [c.name for c in group]
         missing = [name for name in names if name not in columns]
-        # A matrix with these labels names its columns too, and better: its own name may be that of a column.
-        labelled = array in matrices and set(names) <= set(matrices[array].labels)
+        # A matrix with these labels names its columns too, and better: its own name may be that of a column. So it is
+        # with the array `run` of a store, which is a matrix with one column.
+        labelled = array in matrices and set(names) <= {*matrices[array].labels, *([array] * matrices[array].column)}
         if not missing and not labelled:
             found = [Pick(name) for name in names]
         elif array in matrices:
@@ -88,13 +94,13 @@ def select(
             swapped = array == "t" and len(missing) == len(names)
             _missing(file, missing[0], described or columns, hint="; or is it a file of observations?" * swapped)
         picks += found
-        noise = noise or any(c.optional for c in group)
+        optional = optional or any(c.optional for c in group)
     for name in {pick.name for pick in picks}:
         if list(columns).count(name) > 1:
             raise IngestError(f"{file}: has {list(columns).count(name)} columns named '{name}'; rename all but one")
     used = {pick.name for pick in picks}
     ignored = tuple(dict.fromkeys(name for name in (*columns, *matrices) if name and name not in used))
-    return Selection(tuple(picks), noise, ignored)
+    return Selection(tuple(picks), optional, ignored)
 
 
 def _in_matrix(file: SourceFile, array: str, names: list[str], matrix: Matrix) -> list[Pick]:

@@ -173,7 +173,7 @@ def inspected(path: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 @pytest.mark.usefixtures("files")
 def test_ingest_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert vcal("ingest", "p.yaml", "--runs", "r1.csv", "r2.csv", "--observations", "o.csv", "-o", "s.zarr") == 0
-    assert "runs: 3 rows from 2 files" in capsys.readouterr().out
+    assert "runs: 3 rows of 3 runs from 2 files" in capsys.readouterr().out
     tables = inspected("s.zarr", capsys)
     assert tables["runs"]["first_rows"] == {"a": [1, 2, 6], "b": [0.5, 0.25, 0.75], "c": [3, 4, 5]}
     assert tables["observations"]["first_rows"] == {"a": [7], "c": [8]}

@@ -83,3 +83,49 @@ def test_a_damaged_store_still_shows_its_schema_and_exits_1(
     assert "radius of influence" in out
     assert "damaged: 1" in out
     assert "runs/x" in out
+
+
+@pytest.fixture
+def long_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with 12 runs at 5 times, in which c never varies, and its problem."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.yaml").write_text(
+        "name: long\n"
+        "control_inputs: [{name: time, bounds: [0, 10]}]\n"
+        "calibration_inputs: [{name: k, bounds: [0, 1]}, {name: c, bounds: [0, 1]}]\n"
+        "outputs: [{name: f}]\n"
+    )
+    rows = [f"{run},{time},{run / 11},0.98,{run * time}" for run in range(12) for time in range(5)]
+    Path("r.csv").write_text("\n".join(["run,time,k,c,f", *rows]) + "\n")
+
+
+@pytest.mark.usefixtures("long_form")
+def test_runs_and_what_they_cannot_teach(capsys: pytest.CaptureFixture[str]) -> None:
+    assert vcal("ingest", "p.yaml", "--runs", "r.csv", "-o", "s.zarr") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "runs: 60 rows of 12 runs from 1 file" in said
+    assert "WARNING: nothing can be learned about 'c': it is 0.98 in all 60 rows of the runs; vary it" in said
+    assert vcal("inspect", "s.zarr", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tables"]["runs"]["rows"], found["tables"]["runs"]["runs"]) == (60, 12)
+    assert found["tables"]["runs"]["first_rows"]["run"] == [0, 0, 0, 0, 0]
+    (finding,) = found["design"]
+    assert (finding["kind"], finding["names"], finding["severity"]) == ("constant", ["c"], "bad")
+    assert vcal("inspect", "s.zarr") == 0
+    assert "design: 1 finding" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("long_form")
+def test_a_glance_at_a_large_store_shows_the_count_that_it_keeps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert vcal("ingest", "p.yaml", "--runs", "r.csv", "-o", "s.zarr") == 0
+    monkeypatch.setattr("jobs.commands.inspect.QUICK_ROWS", 50)
+    capsys.readouterr()
+    assert vcal("inspect", "s.zarr", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tables"]["runs"]["runs"], found["design"]) == (12, None)
+    assert vcal("inspect", "s.zarr") == 0
+    assert "design: not examined; --verify" in " ".join(capsys.readouterr().out.split())
+    assert vcal("inspect", "s.zarr", "--verify", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["design"]) == 1

@@ -86,7 +86,7 @@ def test_many_files_of_all_formats_become_one_store(settings, store, tmp_path):
     assert np.array_equal(found.observations.read()["y"][:, 0], rows[:20, 3])
     assert found.verify() == []
     assert report.rows == {"runs": 600, "observations": 20}
-    assert report.lines()[0] == "runs: 600 rows from 4 files"
+    assert report.lines()[0] == "runs: 600 rows of 5 runs from 4 files"
     assert [(s["rows"], s["dropped"]) for s in found.provenance["sources"]] == [(300, 0), *[(100, 0)] * 3, (20, 0)]
 
 

@@ -262,7 +262,7 @@ def test_matrices_named_as_the_arrays_hold_the_columns_in_order(suffix, table, t
             group.create_array(name, data=array)
     found = planned(path, request)
     assert np.array_equal(values(found), rows)
-    assert found.selection.noise == (table == "observations")
+    assert found.selection.optional == (table == "observations")
 
 
 def test_names_take_precedence_over_matrices(tmp_path):
