@@ -186,6 +186,7 @@ def summarise(cells: Iterable[Cell]) -> dict[str, Any]:
     coverage = {key: statistics.mean(cell.coverage for cell in group) for key, group in own.items()}
     enough = {key: value for key, value in coverage.items() if key[1] >= ENOUGH}
     few = [value for key, value in coverage.items() if key[1] == 20]
+    long_form = [value for key, value in coverage.items() if key[0] in LONG_FORMS]
     both = [(own[key], exact[key]) for key in own if key in exact]
     gains = [_median(a, "log_density") - _median(b, "log_density") for a, b in both]
     better = [_median(a, "rmse") < _median(b, "rmse") for a, b in both]
@@ -200,6 +201,7 @@ def summarise(cells: Iterable[Cell]) -> dict[str, Any]:
         "highest_coverage": max(enough.values(), default=None),
         "highest_coverage_of": _name(max(enough, key=enough.__getitem__, default=None)),
         "worst_coverage_20": min(few, default=None),
+        "worst_coverage_long_form": min(long_form, default=None),
         "median_log_density_gain_over_exact_gp": statistics.median(gains) if gains else None,
         "share_log_density_no_worse": statistics.mean(gain >= 0 for gain in gains) if gains else None,
         "share_rmse_better": statistics.mean(better) if better else None,
