@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ SETTLE = 5  # steps before Adam begins: the first gradients are huge and would d
 ADAM_RATE = 0.001
 NATURAL_FLOOR = 0.05  # of the natural step size: the hyperparameters move, so old batches must fade
 PIECE = 4096  # fresh points predicted at once
+NOISE_ROWS = 10_000  # that the noise of a finished fit comes from
 
 
 def svgp_errors(
@@ -53,9 +54,46 @@ def svgp_errors(
     u (N, d) lies in the unit cube and z (N,) is standardised. One fit runs for max(seconds) of wall-clock time, of
     which the time spent on evaluating it is no part; the errors come in the order of `seconds`.
     """
+    gpytorch = import_gpytorch()
+    errors = {
+        due: _error(gpytorch, model, fresh_u, fresh_z)
+        for due, model, _ in _trained(gpytorch, u, z, seconds=seconds, seed=seed, tuned=tuned)
+    }
+    return [errors[due] for due in seconds]
+
+
+def fit_svgp(u: Tensor, z: Tensor, *, seconds: float, seed: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Mean and variance of a new z, as a function of u (n, d), after so many seconds of tuned training.
+
+    The noise is the one that maximises the bound given q(f), E[(z − f)²] over rows: Adam's small steps leave it near
+    its start, and intervals then hold hardly any outputs.
+    """
+    gpytorch = import_gpytorch()
+    ((_, model, _),) = _trained(gpytorch, u, z, seconds=[seconds], seed=seed, tuned=True)
+    model.eval()
+
+    @torch.no_grad()
+    def moments(u: Tensor) -> tuple[Tensor, Tensor]:
+        pieces = [model(piece.double()) for piece in u.split(PIECE)]
+        return torch.cat([each.mean for each in pieces]), torch.cat([each.variance for each in pieces])
+
+    rows = torch.randperm(len(u), generator=torch.Generator().manual_seed(seed))[:NOISE_ROWS]
+    mean, variance = moments(u[rows])
+    noise = ((z[rows] - mean).square() + variance).mean()
+
+    def predict(u: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = moments(u)
+        return mean, variance + noise
+
+    return predict
+
+
+def _trained(
+    gpytorch: Any, u: Tensor, z: Tensor, *, seconds: Sequence[float], seed: int, tuned: bool
+) -> Iterator[tuple[float, Any, Any]]:
+    """One fit, as it is after each of `seconds`: the time, model and likelihood. The caller's time does not count."""
     if not seconds or min(seconds) <= 0:
         raise VcalError(f"seconds is {list(seconds)}; give one positive time or more")
-    gpytorch = _import_gpytorch()
     generator = torch.Generator(u.device).manual_seed(seed)
     begun = time.perf_counter()
     rows = torch.randperm(len(u), generator=generator, device=u.device)[:INDUCING]
@@ -70,7 +108,6 @@ def svgp_errors(
     bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(u))
     natural = gpytorch.optim.NGD(model.variational_parameters(), num_data=len(u), lr=1.0 if tuned else 0.1)
     adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=ADAM_RATE if tuned else 0.01)
-    errors: dict[float, float] = {}
     step = 0
     for due in sorted(set(seconds)):
         while (spent := time.perf_counter() - begun) < due:
@@ -86,9 +123,8 @@ def svgp_errors(
             if step > SETTLE or not tuned:
                 adam.step()
         paused = time.perf_counter()
-        errors[due] = _error(gpytorch, model, fresh_u, fresh_z)
+        yield due, model, likelihood
         begun += time.perf_counter() - paused
-    return [errors[due] for due in seconds]
 
 
 def _sparse_model(gpytorch: Any, inducing: Tensor, tuned: bool) -> Any:
@@ -155,7 +191,8 @@ def _error(gpytorch: Any, model: Any, fresh_u: Tensor, fresh_z: Tensor) -> float
     return float((mean - fresh_z).square().mean().sqrt())
 
 
-def _import_gpytorch() -> Any:
+def import_gpytorch() -> Any:
+    """GPyTorch, which only benchmarks need."""
     try:
         import gpytorch
     except ImportError as error:

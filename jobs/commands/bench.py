@@ -29,6 +29,34 @@ def emulator(quick: Quick = False, json: Json = False) -> None:
 
 
 @app.command()
+def emulators(
+    quick: Quick = False,
+    functions: Annotated[
+        str | None, typer.Option(help="Names with commas between them.", show_default="all; with --quick three")
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of runs with commas between them; long-form problems have their own.",
+            show_default="20 to 100000; with --quick 20 to 300",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Designs of every size.", show_default="3; with --quick 1")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Accuracy and coverage of the default emulator over functions of the literature, beside GPyTorch's."""
+    from jobs.bench.emulators import run
+
+    names = None if functions is None else [name.strip() for name in functions.split(",")]
+    figures = run(quick=quick, functions=names, sizes=_whole_numbers(sizes), seeds=seeds)
+    if not json:
+        _show_cells(figures.pop("cells"))
+    _show("vcal bench emulators", figures, json)
+
+
+@app.command()
 def train(quick: Quick = False, json: Json = False) -> None:
     """Training from the store: time, accuracy, overhead beside a bare loop, waiting, two processes, memory."""
     from jobs.bench.train import run
@@ -75,11 +103,30 @@ def coverage(
     _show(f"vcal bench coverage {experiment}", found, json)
 
 
+def _whole_numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is no list of whole numbers such as 20,50", param_hint="--sizes") from None
+
+
+def _show_cells(cells: list[dict[str, Any]]) -> None:
+    numbers = ("N", "seed", "rmse", "coverage", "log density", "seconds", "reported rmse", "reported coverage")
+    result = table("cells", "function", "N", "seed", "method", *numbers[2:], right=numbers)
+    for cell in cells:
+        values = [number(None, 3)] * 6
+        if not cell["failed"]:
+            names = ("rmse", "coverage", "log_density", "seconds", "reported_rmse", "reported_coverage")
+            values = [number(cell[name], 3) for name in names]
+        result.add_row(cell["function"], number(cell["runs"]), str(cell["seed"]), cell["method"], *values)
+    stdout().print(result)
+
+
 def _show(title: str, figures: dict[str, Any], json: bool) -> None:
     if json:
         print_json(figures)
         return
     result = table(title, "figure", "value", right=("value",))
     for name, value in figures.items():
-        result.add_row(name, number(value) if isinstance(value, int | float) else str(value))
+        result.add_row(name, number(value) if isinstance(value, int | float | None) else str(value))
     stdout().print(result)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from jobs.sbc import simulator
 from jobs.sbc.directory import Asked, read, write
+from jobs.workers import in_processes
 from vcal_dist.errors import ConfigError, Preempted
 
 if TYPE_CHECKING:
@@ -150,38 +148,15 @@ def opened(asked: Asked) -> Replicates:
 
 
 def _in_processes(asked: Asked, numbers: list[int], workers: int, done: Done) -> None:
-    before = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _alone)
     try:
-        for ended in as_completed([pool.submit(one, asked, number) for number in numbers]):
-            done(ended.result())
+        with contextlib.closing(in_processes(partial(one, asked), numbers, workers)) as records:
+            for record in records:
+                done(record)
     except BrokenProcessPool:
         raise ConfigError(
             f"one of {workers} processes has died, for want of memory perhaps; the same command goes on, with fewer "
             "--workers if need be"
         ) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            if process not in before:
-                process.terminate()
-                process.join()
-
-
-def _alone() -> None:
-    """A process of its own: one thread, deaf to Ctrl-C, which its parent hears, and gone when that is."""
-    import torch
-
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def _on_ray(asked: Asked, numbers: list[int], done: Done) -> None:

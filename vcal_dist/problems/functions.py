@@ -1,0 +1,188 @@
+"""Ten functions of the emulation literature on the unit cube: name, number of inputs, and f(u) for rows u (n, d).
+
+Most are collected in the Virtual Library of Simulation Experiments of Surjanovic and Bingham
+(https://www.sfu.ca/~ssurjano/), whose ranges of the inputs are used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vcal_dist.problems import borehole as borehole_problem
+
+Array = NDArray[np.float64]
+
+# Columns of the ranges below: low, high.
+PISTON = ((30, 60), (0.005, 0.020), (0.002, 0.010), (1000, 5000), (90_000, 110_000), (290, 296), (340, 360))
+CIRCUIT = ((50, 150), (25, 70), (0.5, 3), (1.2, 2.5), (0.25, 1.2), (50, 300))
+WING = (
+    (150, 200),
+    (220, 300),
+    (6, 10),
+    (-10, 10),
+    (16, 45),
+    (0.5, 1),
+    (0.08, 0.18),
+    (2.5, 6),
+    (1700, 2500),
+    (0.025, 0.08),
+)
+RIDGE_STEEPNESS = 8.0
+PEAK = (0.4, 0.5, 0.6)  # where the product peak is largest ...
+PEAK_WIDTH = 0.25  # ... and the distance at which each of its factors is a half
+
+
+class Function(NamedTuple):
+    """A function on the unit cube."""
+
+    name: str
+    inputs: int
+    evaluate: Callable[[ArrayLike], Array]
+
+    def __call__(self, u: ArrayLike) -> Array:
+        """f(u), shape (n,), for u (n, d)."""
+        u = np.asarray(u, np.float64)
+        if u.ndim != 2 or u.shape[1] != self.inputs:
+            raise ValueError(
+                f"{self.name} has {self.inputs} inputs; expected u of shape (rows, {self.inputs}), got {u.shape}"
+            )
+        return self.evaluate(u)
+
+
+def borehole(u: ArrayLike) -> Array:
+    """The flow through a borehole in m³/yr (Harper and Gupta 1983; Morris, Mitchell and Ylvisaker 1993).
+
+    Its inputs are those of `vcal_dist.problems.borehole`, in its order: Tu, Hu, Hl, L, Kw, rw, r, Tl.
+    """
+    u = np.asarray(u, np.float64)
+    d1 = len(borehole_problem.CONTROLS)
+    flow: Array = 150 * (borehole_problem.simulate(u[:, :d1], u[:, d1:])[:, 0] + 0.5)
+    return flow
+
+
+def friedman(u: ArrayLike) -> Array:
+    """10·sin(π·u₁·u₂) + 20·(u₃ − ½)² + 10·u₄ + 5·u₅ (Friedman, Grosse and Stuetzle 1983; Friedman 1991)."""
+    u1, u2, u3, u4, u5 = np.asarray(u, np.float64).T
+    z: Array = 10 * np.sin(np.pi * u1 * u2) + 20 * (u3 - 0.5) ** 2 + 10 * u4 + 5 * u5
+    return z
+
+
+def piston(u: ArrayLike) -> Array:
+    """The cycle time in s of a piston in a cylinder (Kenett and Zacks 1998; Ben-Ari and Steinberg 2007).
+
+    Inputs: mass M, surface S, initial gas volume V₀, spring coefficient k, atmospheric pressure P₀, temperatures of
+    the surroundings Tₐ and of the filling gas T₀. The gas fills the volume V at which the forces are in equilibrium.
+    """
+    M, S, V0, k, P0, Ta, T0 = _physical(u, PISTON)
+    A = P0 * S + 19.62 * M - k * V0 / S
+    gas = P0 * V0 * Ta / T0
+    V = S / (2 * k) * (np.sqrt(A**2 + 4 * k * gas) - A)
+    z: Array = 2 * np.pi * np.sqrt(M / (k + S**2 * gas / V**2))
+    return z
+
+
+def otl_circuit(u: ArrayLike) -> Array:
+    """The mid-point voltage of an output transformerless push-pull circuit (Ben-Ari and Steinberg 2007).
+
+    Inputs: resistances R_b1, R_b2, R_f, R_c1, R_c2 in kΩ and the current gain β.
+    """
+    Rb1, Rb2, Rf, Rc1, Rc2, beta = _physical(u, CIRCUIT)
+    amplified = beta * (Rc2 + 9)
+    base = 12 * Rb2 / (Rb1 + Rb2)
+    z: Array = ((base + 0.74) * amplified + 11.35 * Rf + 0.74 * Rf * amplified / Rc1) / (amplified + Rf)
+    return z
+
+
+def wing_weight(u: ArrayLike) -> Array:
+    """The weight in lb of the wing of a light aircraft (Raymer's handbook; Forrester, Sobester and Keane 2008).
+
+    Inputs: wing area, fuel in the wing, aspect ratio, quarter-chord sweep in degrees, dynamic pressure, taper ratio,
+    thickness to chord ratio, ultimate load factor, design gross weight, paint weight.
+    """
+    area, fuel, aspect, sweep, pressure, taper, thickness, load, gross, paint = _physical(u, WING)
+    cosine = np.cos(np.deg2rad(sweep))
+    z: Array = (
+        0.036
+        * area**0.758
+        * fuel**0.0035
+        * (aspect / cosine**2) ** 0.6
+        * pressure**0.006
+        * taper**0.04
+        * (100 * thickness / cosine) ** -0.3
+        * (load * gross) ** 0.49
+    ) + area * paint
+    return z
+
+
+def robot_arm(u: ArrayLike) -> Array:
+    """The distance of a robot arm's end from its shoulder (An and Owen 2001).
+
+    The first four inputs are the angles of its segments, 0 to 2π, each against the segment before; the others their
+    lengths, 0 to 1.
+    """
+    u = np.asarray(u, np.float64)
+    direction = np.cumsum(2 * np.pi * u[:, :4], axis=1)
+    z: Array = np.abs((u[:, 4:] * np.exp(1j * direction)).sum(1))
+    return z
+
+
+def ishigami(u: ArrayLike) -> Array:
+    """sin v₁ + 7·sin² v₂ + 0.1·v₃⁴·sin v₁ with v on [−π, π]³ (Ishigami and Homma 1990)."""
+    v1, v2, v3 = np.pi * (2 * np.asarray(u, np.float64).T - 1)
+    z: Array = np.sin(v1) * (1 + 0.1 * v3**4) + 7 * np.sin(v2) ** 2
+    return z
+
+
+def ridge(u: ArrayLike) -> Array:
+    """tanh(8·(u₁ + u₂ − 1)): steep across a diagonal, flat elsewhere, and its third input does nothing.
+
+    A ridge function (Logan and Shepp 1975; Pinkus 2015), the usual hard case for lengthscales along the axes.
+    """
+    u1, u2, _ = np.asarray(u, np.float64).T
+    z: Array = np.tanh(RIDGE_STEEPNESS * (u1 + u2 - 1))
+    return z
+
+
+def step(u: ArrayLike) -> Array:
+    """1 where u₁ + ½·u₂ > ¾, with a trend of 0.2·u₃: discontinuous across a line oblique to the axes.
+
+    The discontinuous family of Genz (1984) has its steps along the axes; oblique ones are harder.
+    """
+    u1, u2, u3 = np.asarray(u, np.float64).T
+    z: Array = (u1 + 0.5 * u2 > 0.75) + 0.2 * u3
+    return z
+
+
+def product_peak(u: ArrayLike) -> Array:
+    """Π c²/(c² + (u_j − w_j)²), which is 1 at its peak w: the product peak of Genz (1984) with three inputs."""
+    distance = np.asarray(u, np.float64) - PEAK
+    z: Array = np.prod(1 / (1 + (distance / PEAK_WIDTH) ** 2), axis=1)
+    return z
+
+
+FUNCTIONS = {
+    function.name: function
+    for function in (
+        Function("borehole", 8, borehole),
+        Function("friedman", 5, friedman),
+        Function("piston", 7, piston),
+        Function("otl_circuit", 6, otl_circuit),
+        Function("wing_weight", 10, wing_weight),
+        Function("robot_arm", 8, robot_arm),
+        Function("ishigami", 3, ishigami),
+        Function("ridge", 3, ridge),
+        Function("step", 3, step),
+        Function("product_peak", 3, product_peak),
+    )
+}
+
+
+def _physical(u: ArrayLike, ranges: tuple[tuple[float, float], ...]) -> Array:
+    """The columns of scaled inputs in physical units, (d, n)."""
+    low, high = np.array(ranges, np.float64).T
+    columns: Array = (low + (high - low) * np.asarray(u, np.float64)).T
+    return columns
