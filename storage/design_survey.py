@@ -80,7 +80,7 @@ class ObservationsSurvey:
 
 def survey_runs(table: Table, pool: Workers) -> RunsSurvey:
     """The survey of a table of runs that has rows."""
-    parts = parts_of(range(table.blocks), MOST_PARTS)
+    parts = parts_of(range(table.blocks), min(MOST_PARTS, 4 * pool.count))
     found: list[RunsSurvey] = pool.run([Task(partial(_runs_part, table, part)) for part in parts])
     return reduce(RunsSurvey.merge, found)
 
@@ -107,21 +107,23 @@ def _runs_part(table: Table, blocks: Sequence[int]) -> RunsSurvey:
 def _runs_block(table: Table, block: int, before: RunsSurvey | None) -> RunsSurvey:
     """A block's survey; what would be cut when it is merged with the one before is left out at once."""
     rows = table.read_block(block, ["x", "t", "z", *(["run"] if table.numbered else [])])
-    inputs = np.concatenate([rows["x"], rows["t"]], axis=1, dtype=np.float64)
-    low, high = _range(np.concatenate([inputs, rows["z"]], axis=1))
+    # Whole columns lie contiguously, which makes everything below faster; x and t are never missing.
+    inputs = np.concatenate([rows["x"].T, rows["t"].T], dtype=np.float64).T
+    low, high = (np.concatenate([a, b]) for a, b in zip((inputs.min(0), inputs.max(0)), _range(rows["z"]), strict=True))
     mean = inputs.mean(axis=0)
     deviations = inputs - mean
     known = [np.empty(0)] * inputs.shape[1] if before is None else before.values
-    hashes = hash_rows(rows["t"])
+    t_rows = inputs[:, rows["x"].shape[1] :]
+    hashes = hash_rows(t_rows)
     numbers = pairs = None
     if table.numbered:
         numbers = _few(hash_rows(rows["run"]))
-        pairs = _few(hash_rows(np.concatenate([rows["run"], rows["t"].astype(np.float64)], axis=1)))
+        pairs = _few(hash_rows(np.concatenate([rows["run"], t_rows], axis=1)))
     if before is not None and len(before.settings) == MOST_RUNS:
         chosen = np.flatnonzero(hashes < before.settings[-1])
     else:
         chosen = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
-    settings, t = _smallest(hashes[chosen], rows["t"][chosen].astype(np.float64))
+    settings, t = _smallest(hashes[chosen], t_rows[chosen])
     return RunsSurvey(
         len(inputs),
         low,
@@ -159,7 +161,8 @@ def _new_values(column: Numbers, seen: Numbers) -> Numbers:
     if len(seen):
         place = np.minimum(np.searchsorted(seen, column), len(seen) - 1)
         column = column[seen[place] != column]
-    return _distinct_values(column, np.empty(0))
+    few = _distinct_values(column[: 8 * MOST_VALUES], seen)  # mostly there are enough among a few rows
+    return few if len(few) == MOST_VALUES else _distinct_values(column, np.empty(0))
 
 
 def _distinct_values(first: Numbers, second: Numbers) -> Numbers:

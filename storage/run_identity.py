@@ -6,13 +6,17 @@ run; where the table does not have that array, rows with the same calibration in
 Rows are compared by 64-bit hashes of their values. Two of n different runs then share a hash, and count as one, with a
 probability of about n² / 2⁶⁵: 3e-8 for a million runs, 3e-4 for a hundred million. A single column cannot collide at
 all, because the hash of one number is a bijection.
+
+float32 has only some million values in a range, so that of many runs with a single calibration input a few are the
+same by rounding. Where that accounts for all rows with the same t, every row is a run of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +41,15 @@ def run_numbers(table: Table) -> NDArray[np.int64]:
     >>> run_numbers(store.runs)
     array([0, 0, 1, 1, 0])
     """
-    hashes = np.concatenate([np.empty(0, np.uint64), *_over_blocks(table, _hash_blocks)])
-    if not len(hashes):
+    parts = _over_blocks(table, _hash_blocks)
+    if not parts:
         return np.empty(0, np.int64)
+    hashes = np.concatenate([part.hashes for part in parts])
     # Neighbours are often of one run: only the first of them is sorted.
     starts = _changes(hashes)
     _, first, which = np.unique(hashes[starts], return_index=True, return_inverse=True)
+    if _same_by_rounding(table, parts, len(first)):
+        return np.arange(table.rows, dtype=np.int64)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first)] = np.arange(len(first))
     return np.repeat(number[which], np.diff(starts, append=len(hashes)))
@@ -51,7 +58,10 @@ def run_numbers(table: Table) -> NDArray[np.int64]:
 def count_runs(table: Table) -> int:
     """How many runs the rows of the runs table belong to; memory grows with the runs, not with the rows."""
     parts = _over_blocks(table, _distinct_in_blocks)
-    return len(distinct(np.concatenate(parts))) if parts else 0
+    if not parts:
+        return 0
+    count = len(distinct(np.concatenate([part.hashes for part in parts])))
+    return table.rows if _same_by_rounding(table, parts, count) else count
 
 
 def hash_rows(values: NDArray[np.floating]) -> Hashes:
@@ -86,16 +96,45 @@ def _changes(hashes: Hashes) -> NDArray[np.intp]:
     return np.flatnonzero(np.concatenate([[True] * (len(hashes) > 0), hashes[1:] != hashes[:-1]]))
 
 
-def _over_blocks(table: Table, work: Callable[[Table, Sequence[int]], Hashes]) -> list[Any]:
+class _Part(NamedTuple):
+    """The hashes of some blocks' rows, and the range of what was hashed."""
+
+    hashes: Hashes
+    low: NDArray[np.floating]
+    high: NDArray[np.floating]
+
+
+def _over_blocks(table: Table, work: Callable[[Table, Sequence[int]], _Part]) -> list[_Part]:
     with workers(None) as pool:
-        return pool.run([Task(partial(work, table, part)) for part in parts_of(range(table.blocks))])
+        found: list[_Part] = pool.run([Task(partial(work, table, part)) for part in parts_of(range(table.blocks))])
+    return found
 
 
-def _hash_blocks(table: Table, blocks: Sequence[int]) -> Hashes:
+def _hash_blocks(table: Table, blocks: Sequence[int]) -> _Part:
     array = identity_array(table)
-    return np.concatenate([hash_rows(table.read_block(block, [array])[array]) for block in blocks])
+    parts = []
+    for block in blocks:
+        values = table.read_block(block, [array])[array]
+        parts.append(_Part(hash_rows(values), values.min(axis=0), values.max(axis=0)))
+    hashes, low, high = zip(*parts, strict=True)
+    return _Part(np.concatenate(hashes), np.minimum.reduce(low), np.maximum.reduce(high))
 
 
-def _distinct_in_blocks(table: Table, blocks: Sequence[int]) -> Hashes:
-    hashes = _hash_blocks(table, blocks)
-    return distinct(hashes[_changes(hashes)])
+def _distinct_in_blocks(table: Table, blocks: Sequence[int]) -> _Part:
+    part = _hash_blocks(table, blocks)
+    return part._replace(hashes=distinct(part.hashes[_changes(part.hashes)]))
+
+
+def _same_by_rounding(table: Table, parts: Sequence[_Part], count: int) -> bool:
+    """Whether rounding alone explains that rows have only so many different t."""
+    repeated = table.rows - count
+    if table.numbered or not repeated:
+        return False
+    low, high = np.minimum.reduce([part.low for part in parts]), np.maximum.reduce([part.high for part in parts])
+    step = np.spacing(np.maximum(np.abs(low), np.abs(high)))
+    sizes = np.log(np.maximum(1.0, (high - low).astype(np.float64) / step))
+    values = math.exp(min(float(sizes.sum()), 700.0))  # that t can have
+    # n runs at random have about S (1 − exp(−n/S)) different ones of S values; uneven priors have up to thrice as many
+    # repetitions. Where half of the rows would repeat others, nothing can be said.
+    expected = table.rows + values * math.expm1(-table.rows / values)
+    return expected < 0.5 * table.rows and repeated <= 3 * (expected + math.sqrt(max(expected, 0.0)))

@@ -84,6 +84,31 @@ def test_minus_zero_is_zero_and_float32_is_float64() -> None:
     assert np.array_equal(hash_rows(rows), hash_rows(rows.astype(np.float64)))
 
 
+def test_runs_that_only_rounding_makes_the_same_are_different_runs(tmp_path: Path) -> None:
+    data = {**LONG.model_dump(), "calibration_inputs": [{"name": "g", "bounds": [9, 10.5]}]}
+    rng = np.random.default_rng(0)
+    for n in (5000, 200_000):
+        store = create(tmp_path / f"{n}.zarr", data, expected_rows={"runs": n})
+        append(store, rng.uniform(9, 10.5, n))
+        assert len(np.unique(store.runs.read()["t"])) < n
+        assert store.count_runs() == n
+        assert np.array_equal(run_numbers(store.runs), np.arange(n))
+    store = create(tmp_path / "long.zarr", data)
+    t = rng.permutation(np.repeat(rng.uniform(9, 10.5, 2500), 2))  # two rows a run are no coincidence
+    append(store, t)
+    assert store.count_runs() == len(np.unique(t.astype(np.float32)))
+    assert run_numbers(store.runs).max() + 1 == store.count_runs()
+
+
+def test_many_calibration_inputs(tmp_path: Path) -> None:
+    """100 columns of 2²⁴ values have more combinations than a float64 can count."""
+    names = [{"name": f"k{i}", "bounds": [0, 1]} for i in range(100)]
+    store = create(tmp_path / "s.zarr", {**LONG.model_dump(), "calibration_inputs": names})
+    t = np.random.default_rng(0).random((20, 100))
+    append(store, np.concatenate([t, t[:3]]))
+    assert store.count_runs() == 20
+
+
 def test_a_store_without_rows_has_no_runs(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr", LONG)
     assert run_numbers(store.runs).shape == (0,)
