@@ -116,7 +116,7 @@ def learn(kind: Kind, u: Tensor, z: Tensor, counted: Tensor, steps: int = STEPS)
         surrogate = (slope * K).sum((-1, -2)) + slope.diagonal(dim1=-2, dim2=-1).sum(-1) * noise
         loss = -((surrogate + log_prior(h)) / rows).sum()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         scheduler.step()
     return Hyperparameters(*(part.detach() for part in h))

@@ -24,7 +24,7 @@ from vcal_dist.exact_gp import KINDS, Conditioned
 from vcal_dist.folds import assign_folds, run_numbers
 from vcal_dist.initialise import spread_of
 from vcal_dist.likelihoods import Gaussian
-from vcal_dist.members import Members
+from vcal_dist.members import Members, Posterior
 from vcal_dist.noise import row_normal
 from vcal_dist.plan import FitSettings
 from vcal_dist.stacked_emulator import MEMBERS, SEPARATE, Ensemble, StackedEmulator
@@ -154,21 +154,27 @@ def held_out_log_density(validation: Validation, runs: Runs | None) -> float:
 @torch.no_grad()
 def finish(model: CalibrationModel, members: Members, data: Folded, seed: int) -> Validation:
     """Stacks the experts, makes them the model's η, and says how they predicted the runs they had not seen."""
-    weights = members.weights(data.u, data.z)
+    given = members.posterior(data.u, data.z)
     chosen = spread_rows(data.run, data.row, VALIDATED)  # all rows if they are few
     experts, kept = [], []
-    filled = torch.where(data.z.isnan(), members.predict(data.u, weights).mean(0), data.z)
+    filled = torch.where(data.z.isnan(), members.predict(data.u, given.mean).mean(0), data.z)
     for kind in KINDS:
         expert, process = _process(kind, data, filled, chosen)
         experts.append(expert)
         kept.append(process)
-    experts.append(_ensemble(members, weights, data, chosen))
+    experts.append(_ensemble(members, given, data, chosen))
     shapes = [True, True, model.outputs <= SEPARATE]
     z = data.z[chosen]
     found = stack(z, experts, shapes)
     predicted = stacked(found, experts, shapes)
     scale = members.log_amplitude.exp() * math.sqrt(2 / members.features)
-    ensemble = Ensemble(members.stretched().double(), weights * scale.double()[:, None, None], members.noise_variance())
+    amplitude, generator = scale.double()[:, None, None], torch.Generator().manual_seed(seed)
+    ensemble = Ensemble(
+        members.stretched().double(),
+        given.mean * amplitude,
+        given.draw(generator) * amplitude,
+        members.noise_variance(),
+    )
     paths = [exact_gp.paths(process, seed) for process in kept]
     model.eta = StackedEmulator.build(ensemble, kept, paths, found, model.dtype).to(model.kappa.device)
     _set_noise(model, _white(found, ensemble, kept, shapes))
@@ -213,13 +219,13 @@ def _process(kind: exact_gp.Kind, data: Folded, z: Tensor, chosen: Tensor) -> tu
     return Expert(mean, var.unsqueeze(-1).expand_as(mean)), whole
 
 
-def _ensemble(members: Members, weights: Tensor, data: Folded, chosen: Tensor) -> Expert:
-    """The mean of the members that have not seen a row, and their spread beside their noise."""
-    each = members.predict(data.u[chosen], weights)  # (m, B, K)
+def _ensemble(members: Members, given: Posterior, data: Folded, chosen: Tensor) -> Expert:
+    """The mean of the members that have not seen a row, and their spread beside what each does not know itself."""
+    each, own = members.predict(data.u[chosen], given.mean), members.variance(data.u[chosen], given)  # (m, B, K)
     places = data.fold[:, chosen] + data.folds * torch.arange(REPEATS, device=data.fold.device)[:, None]  # (REPEATS, B)
     unseen = each[places, torch.arange(len(chosen), device=each.device)]  # (REPEATS, B, K)
-    noise = members.noise_variance()[places].mean(0).expand(-1, each.shape[-1])  # (B, K)
-    return Expert(unseen.mean(0), unseen.var(0) + noise)
+    own = own[places, torch.arange(len(chosen), device=each.device)]
+    return Expert(unseen.mean(0), unseen.var(0) + (own + members.noise_variance()[places]).mean(0))
 
 
 def _white(found: Stack, ensemble: Ensemble, processes: list[Conditioned], shapes: list[bool]) -> Tensor:

@@ -11,6 +11,7 @@ K outputs.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,20 @@ from vcal_dist.features import FeatureSettings, draw_frequencies
 FLOOR = 1e-4  # the noise never falls below it, as that of a likelihood
 SEPARATE_NOISE = 4  # up to this many outputs have a noise of their own; more share one
 BLOCK = 4096
+
+
+class Posterior(NamedTuple):
+    """What their rows say of the members' weights: N(mean, (LLᵀ)⁻¹)."""
+
+    lower: Tensor  # L (m, K or 1, M, M)
+    mean: Tensor  # (m, K, M)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """One draw of the weights of every member, (m, K, M)."""
+        noise = torch.randn(self.mean.shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
+        if self.lower.shape[1] == 1:
+            return self.mean + torch.linalg.solve_triangular(self.lower.mT, noise.mT.unsqueeze(1), upper=True)[:, 0].mT
+        return self.mean + torch.linalg.solve_triangular(self.lower.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
 
 
 class Members(nn.Module):
@@ -103,8 +118,8 @@ class Members(nn.Module):
         return total / rows.sum(-1).clamp_min(1.0)
 
     @torch.no_grad()
-    def weights(self, u: Tensor, z: Tensor) -> Tensor:
-        """The mean of W of every member given all its rows: (m, K, M)."""
+    def posterior(self, u: Tensor, z: Tensor) -> Posterior:
+        """W of every member given all its rows."""
         total: list[Tensor] | None = None
         for rows in range(0, len(u), BLOCK):
             some = slice(rows, rows + BLOCK)
@@ -112,12 +127,24 @@ class Members(nn.Module):
             # A block without missing outputs has one Gram for all of them.
             total = [G, b] if total is None else [total[0] + G, total[1] + b]
         assert total is not None
-        return _posterior(total[0], total[1], 1 / self.noise_variance())[1]
+        return Posterior(*_posterior(total[0], total[1], 1 / self.noise_variance()))
 
     @torch.no_grad()
     def predict(self, u: Tensor, weights: Tensor) -> Tensor:
-        """Every member's mean at u: (m, B, K)."""
+        """Every member's value at u for weights (m, K, M): (m, B, K)."""
         return torch.cat([self(block) @ weights.mT for block in u.split(BLOCK)], 1)
+
+    @torch.no_grad()
+    def variance(self, u: Tensor, given: Posterior) -> Tensor:
+        """The variance of every member's value at u: (m, B, K or 1)."""
+        found = []
+        for block in u.split(BLOCK):
+            phi = self(block).mT.unsqueeze(1)  # (m, 1, M, B)
+            solved = torch.linalg.solve_triangular(
+                given.lower, phi.expand(-1, given.lower.shape[1], -1, -1), upper=False
+            )
+            found.append(solved.square().sum(-2).mT)
+        return torch.cat(found, 1)
 
 
 def _posterior(G: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:

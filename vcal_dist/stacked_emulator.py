@@ -5,9 +5,10 @@ of random features whose weights the runs have told: features φ(u) with weights
 
     φ = [g_1 … g_K,  deviations],    η_k = g_k + Σ_i R_ii·deviation_i·v_i,    v ~ N(0, I),
 
-so that θ, predictions and diagnostics need not know of it. The deviations are those of the members from their mean,
-those of the experts from theirs (for up to `SEPARATE` outputs), and the two processes' own (`exact_gp.paths`). They are
-functions of (x, t), small where runs are near: unlike noise, they do not average out over observations.
+so that θ, predictions and diagnostics need not know of it. The deviations are those of the members, a draw of each, from
+their mean, those of the experts from theirs (for up to `SEPARATE` outputs), and the two processes' own
+(`exact_gp.paths`). They are functions of (x, t), small where runs are near: unlike noise, they do not average out over
+observations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Ensemble(NamedTuple):
     """The trained members: f_i(u) = φ_i(u)·W_i."""
 
     omega: Tensor  # Ω/ℓ (m, d, F)
-    weights: Tensor  # amplitude included (m, K, 2F)
+    weights: Tensor  # mean of W, amplitude included (m, K, 2F)
+    drawn: Tensor  # one draw of it from what each member knows, likewise
     noise: Tensor  # σ² (m, K) or (m, 1)
 
 
@@ -58,6 +60,7 @@ class StackedEmulator(nn.Module):
         tensors: dict[str, Tensor] = {
             "omega": ensemble.omega.double(),
             "member_weights": ensemble.weights,
+            "member_draws": ensemble.drawn,
             "stack": found.weights,
             "precision": torch.zeros((), dtype=dtype),
         }
@@ -132,14 +135,15 @@ class StackedEmulator(nn.Module):
         return rows.new_zeros(0, self.width)
 
     def _features(self, u: Tensor) -> Tensor:
-        omega, weights, stack = self.get_buffer("omega"), self.get_buffer("member_weights"), self.get_buffer("stack")
-        F = omega.shape[-1]
+        omega, stack = self.get_buffer("omega"), self.get_buffer("stack")
+        both = torch.cat([self.get_buffer("member_weights"), self.get_buffer("member_draws")], 1)  # (m, 2K, 2F)
+        F, K = omega.shape[-1], self.outputs
         members = []
         for i in range(len(omega)):  # one by one: together they would not fit a cache
             P = u @ omega[i]
-            members.append(P.cos() @ weights[i, :, :F].mT + P.sin() @ weights[i, :, F:].mT)
-        each = torch.stack(members)  # (m, B, K)
-        ensemble = each.mean(0)
+            members.append(P.cos() @ both[i, :, :F].mT + P.sin() @ both[i, :, F:].mT)
+        each = torch.stack(members)  # (m, B, 2K)
+        ensemble = each[..., :K].mean(0)
         experts, deviations = [], []
         for j in range(MEMBERS):
             mean, deviation = self._process(j, u)
@@ -150,7 +154,9 @@ class StackedEmulator(nn.Module):
         assert isinstance(g, Tensor)
         columns = [g]
         if self.outputs <= SEPARATE:
-            columns.append((each - ensemble).permute(1, 2, 0).reshape(len(u), -1))  # of output 1, of output 2, …
+            columns.append(
+                (each[..., K:] - ensemble).permute(1, 2, 0).reshape(len(u), -1)
+            )  # of output 1, of output 2, …
             columns += [expert - g for expert in experts]
         return torch.cat([*columns, *deviations], -1)
 
