@@ -1,5 +1,8 @@
 """How good predictions are: log predictive density, error and coverage, at rows that were held out or left out.
 
+Cross-validation, of a stacked emulator: each run as emulators predicted it that were trained without it
+(`vcal_dist.few_runs`).
+
 Held out: p(y) = 1/S Σ_s p(y | draw s), with the last layers' weights integrated out in each.
 
 Leave one out, without fitting again: a draw of the posterior of all rows counts for that without row i in proportion
@@ -43,18 +46,21 @@ from vcal_dist.predictive import (
 )
 from vcal_dist.quadrature import NODES
 from vcal_dist.transforms import OutputScaling
+from vcal_dist.validation import Validation
 from vcal_dist.weights import Weights
 
 if TYPE_CHECKING:
     from vcal_dist.posterior import Posterior
 
 Array = NDArray[np.float64]
-Method = Literal["held out", "leave one out"]
+Method = Literal["held out", "cross-validation", "leave one out"]
 
 LEAST_DRAWS = 1024  # of weights, to leave one out: the Pareto distribution is fitted to about 100 of them
 MOST_LEVERAGE = 1 - 1e-6  # above, rounding decides
 OUTCOMES = 4096  # values of y that are drawn for each row, to find its quantiles
 LEVEL = 0.9  # of the intervals whose coverage is counted
+LIMIT = 1.6448536269514722  # of a standard normal's central interval of that level
+QUANTILES = 64  # that stand for a Gaussian under a transform
 
 
 class Assessment(NamedTuple):
@@ -120,6 +126,50 @@ def assess_runs(
     """Predictions of z by the emulator at the runs' own inputs and its residual."""
     data, ensemble = _simulated(model, components, log_weights, runs, leave_one_out, draws, seed)[:2]
     return _assess(ensemble, scaling.outputs, data, leave_one_out, seed)
+
+
+def assess_validation(scaling: Scaling, runs: Runs, validation: Validation) -> Assessment:
+    """Cross-validation over whole runs; `runs` are the rows in memory."""
+    rows = take(runs, torch.isin(runs.row.to(validation.row.device), validation.row).to(runs.row.device))
+    known, outputs = ~rows.z.isnan(), scaling.outputs
+    mean, sd = validation.mean.to(rows.z), validation.sd.to(rows.z)
+    density = torch.distributions.Normal(mean, sd).log_prob(rows.z.nan_to_num()) + rows.log_jacobian
+    inside = (rows.z - mean).abs() <= LIMIT * sd
+    error = (_spread_out(outputs, mean, sd).mean(0) - outputs.inverse(rows.z)).square()
+    return Assessment(
+        rows=int(known.any(-1).sum()),
+        log_predictive_density=float(density[known].mean()),
+        rmse=[math.sqrt(float(error[known[:, k], k].mean())) for k in range(known.shape[1])],
+        coverage=float(inside[known].double().mean()),
+        method="cross-validation",
+        unreliable=0,
+    )
+
+
+def judge_validation(posterior: Posterior, x: Array, t: Array, z: Array, numbers: NDArray[np.int64]) -> Judged:
+    """Every z of a run beside what emulators said of it that had not seen that run; rows by their numbers in the store.
+
+    Rows that were not validated are left out.
+    """
+    validation, outputs = posterior.validation, posterior.scaling.outputs
+    assert validation is not None
+    at = np.flatnonzero(np.isin(numbers, validation.row.cpu().numpy()))
+    places = torch.searchsorted(validation.row.cpu(), torch.from_numpy(numbers[at].astype(np.int64)))
+    mean, sd = validation.mean.cpu()[places], validation.sd.cpu()[places]
+    scaled = outputs(torch.from_numpy(z[at]), check=False)
+    drawn = _spread_out(outputs, mean, sd)  # (Q, B, K)
+    moments = [drawn.mean(0), outputs.inverse(mean - LIMIT * sd), outputs.inverse(mean + LIMIT * sd), drawn.std(0)]
+    if all(transform.kind == "none" for transform in outputs.transforms):
+        moments[-1] = sd * outputs.sd
+    pit = torch.special.ndtr((scaled - mean) / sd)
+    found = [part.masked_fill(scaled.isnan(), torch.nan).numpy() for part in (*moments, pit)]
+    return Judged("cross-validation", x[at], t[at], z[at], *found, np.zeros(len(at), dtype=bool))
+
+
+def _spread_out(outputs: OutputScaling, mean: Tensor, sd: Tensor) -> Tensor:
+    """Even quantiles of N(mean, sd²) in the user's units, (Q, B, K)."""
+    levels = (torch.arange(QUANTILES, dtype=mean.dtype, device=mean.device) + 0.5) / QUANTILES
+    return outputs.inverse(mean + sd * torch.special.ndtri(levels)[:, None, None])
 
 
 def judge_observations(

@@ -18,17 +18,19 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from vcal_dist.features import FeatureSettings, draw_frequencies
 
 Kind = Literal["gaussian", "matern52"]
 KINDS: tuple[Kind, ...] = ("gaussian", "matern52")
-STEPS, RATE = 80, 0.1  # of Adam
+STEPS, RATE = 200, 0.3  # of Adam
 SMALLEST_NOISE = 1e-4
 # Prior medians and spreads of the logarithms; the length scale's median grows with the root of the inputs' number.
 LENGTHSCALE, LENGTHSCALE_SPREAD, AMPLITUDE_SPREAD = 0.5, 1.0, 1.0
 NOISE, NOISE_SPREAD = 1e-3, 3.0
-PATHS = 32  # frequencies of the prior's features
+PATHS, CANDIDATES = 48, 512  # frequencies of the prior's features, and those that they are chosen from
+PLACES = 256  # of the unit cube, over which variances are compared
 
 
 class Hyperparameters(NamedTuple):
@@ -101,7 +103,7 @@ def learn(kind: Kind, u: Tensor, z: Tensor, counted: Tensor, steps: int = STEPS)
     def start(value: float, *shape: int) -> Tensor:
         return torch.full(shape, math.log(value), dtype=torch.float64, device=device, requires_grad=True)
 
-    h = Hyperparameters(start(LENGTHSCALE * math.sqrt(d), P, d), start(1.0, P), start(0.5, P), start(0.01, P))
+    h = Hyperparameters(start(LENGTHSCALE * math.sqrt(d), P, d), start(1.0, P), start(0.5, P), start(NOISE, P))
     optimizer = torch.optim.Adam(list(h), lr=RATE, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 20), pct_start=0.1)
     rows = counted.sum(-1)
@@ -151,24 +153,53 @@ class Paths(NamedTuple):
     """The prior's features of one process, and what its rows explain of them."""
 
     omega: Tensor  # Ω/ℓ (d, F)
-    amplitude: Tensor  # ()
+    amplitude: Tensor  # (F,) of each frequency
     slope: Tensor  # ()
     solved: Tensor  # (K + s²I)⁻¹Φ (N, 2F + d + 1)
 
     def prior(self, u: Tensor) -> Tensor:
         """φ (B, 2F + d + 1)."""
         P = u @ self.omega
-        waves = self.amplitude / math.sqrt(self.omega.shape[-1]) * torch.cat([P.cos(), P.sin()], -1)
+        waves = torch.cat([self.amplitude * P.cos(), self.amplitude * P.sin()], -1)
         return torch.cat([waves, self.slope * (u - 0.5), torch.ones_like(u[:, :1])], -1)
 
 
 @torch.no_grad()
 def paths(conditioned: Conditioned, seed: int) -> Paths:
-    """Of a single process (P = 1), with D scaled so that variances are right in the mean over its box."""
+    """Of a single process (P = 1).
+
+    Its rows explain low frequencies, and few high ones have most of what is left: of many frequencies, those stay that
+    importance sampling chooses, in proportion to the variance that they have left over the unit cube.
+    """
     h, u = conditioned.hyperparameters, conditioned.rows
     assert len(conditioned.counted) == 1
-    settings = FeatureSettings(kernel=conditioned.kind, features=2 * PATHS, quasi=True)
+    settings = FeatureSettings(kernel=conditioned.kind, features=2 * CANDIDATES, quasi=True)
     omega = draw_frequencies(u.shape[1], settings, seed).to(u) * (-h.lengthscale[0]).exp().unsqueeze(-1)
-    found = Paths(omega, h.amplitude[0].exp(), h.slope[0].exp(), u.new_zeros(0))
-    phi = found.prior(u) * conditioned.counted[0].unsqueeze(-1)
-    return found._replace(solved=torch.cholesky_solve(phi, conditioned.lower[0]))
+    amplitude = (h.amplitude[0].exp() / math.sqrt(CANDIDATES)).expand(CANDIDATES)
+    found = Paths(omega, amplitude, h.slope[0].exp(), u.new_zeros(0))
+    places = SobolEngine(u.shape[1], scramble=True, seed=seed).draw(PLACES, dtype=torch.float64).to(u)
+    found = _solved(conditioned, found)
+    left = _left(conditioned, found, places)  # D (PLACES, 2C + d + 1)
+    waves = left[:, : 2 * CANDIDATES].square().mean(0).reshape(2, CANDIDATES).sum(0)
+    share = waves / waves.sum() if bool(waves.sum() > 0) else torch.full_like(waves, 1 / CANDIDATES)
+    # Systematic sampling: one at every PATHS-th part of the summed shares.
+    chosen = torch.searchsorted(share.cumsum(0), (torch.arange(PATHS).to(share) + 0.5) / PATHS).clamp_max(
+        CANDIDATES - 1
+    )
+    weight = 1 / (PATHS * share[chosen])  # E Σ weight·D² is the sum over all
+    kept = found._replace(omega=omega[:, chosen], amplitude=amplitude[chosen] * weight.sqrt())
+    kept = _solved(conditioned, kept)
+    exact = conditioned.moments(places)[1].mean()
+    ratio = exact / _left(conditioned, kept, places).square().sum(-1).mean().clamp_min(1e-300)
+    return _solved(conditioned, kept._replace(amplitude=kept.amplitude * ratio.sqrt().clamp(0.1, 10.0)))
+
+
+def _solved(conditioned: Conditioned, path: Paths) -> Paths:
+    phi = path.prior(conditioned.rows) * conditioned.counted[0].unsqueeze(-1)
+    return path._replace(solved=torch.cholesky_solve(phi, conditioned.lower[0]))
+
+
+def _left(conditioned: Conditioned, path: Paths, u: Tensor) -> Tensor:
+    """D at u (B, d)."""
+    across = covariance(conditioned.kind, conditioned.hyperparameters, u, conditioned.rows)[0]
+    return path.prior(u) - (across * conditioned.counted[0]) @ path.solved

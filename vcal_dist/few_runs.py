@@ -30,7 +30,8 @@ from vcal_dist.plan import FitSettings
 from vcal_dist.stacked_emulator import MEMBERS, SEPARATE, Ensemble, StackedEmulator
 from vcal_dist.stacking import Expert, Stack, stack, stacked
 from vcal_dist.stages import Stage, choose
-from vcal_dist.work import Validation, Work
+from vcal_dist.validation import Validation
+from vcal_dist.work import Work
 
 FEWEST = 4  # runs that can be held out in turn
 MANY = 2000  # runs, or PER_COORDINATE for each learned coordinate of the frequencies, from which one emulator will do
@@ -96,9 +97,14 @@ def fold_runs(runs: Runs, run: Tensor | None, controls: int, seed: int) -> Folde
     chosen = take(runs, rows)
     numbers = run_numbers(chosen.u[:, controls:]) if run is None else torch.unique(run[rows], return_inverse=True)[1]
     distinct = int(numbers.max()) + 1
-    folds = min(FOLDS_OF_FEW if distinct <= FEW else FOLDS, distinct)
+    folds = count_folds(distinct)
     fold = assign_folds(numbers, folds, REPEATS, seed)
     return Folded(chosen.u, chosen.z, chosen.row, numbers, fold, folds)
+
+
+def count_folds(runs: int) -> int:
+    """Of so many distinct runs."""
+    return min(FOLDS_OF_FEW if runs <= FEW else FOLDS, runs)
 
 
 def make_members(model: CalibrationModel, data: Folded, seed: int) -> Members:
@@ -165,7 +171,7 @@ def finish(model: CalibrationModel, members: Members, data: Folded, seed: int) -
     experts.append(_ensemble(members, given, data, chosen))
     shapes = [True, True, model.outputs <= SEPARATE]
     z = data.z[chosen]
-    found = stack(z, experts, shapes)
+    found = stack(z, experts, shapes, int(data.run.max()) + 1)
     predicted = stacked(found, experts, shapes)
     scale = members.log_amplitude.exp() * math.sqrt(2 / members.features)
     amplitude, generator = scale.double()[:, None, None], torch.Generator().manual_seed(seed)

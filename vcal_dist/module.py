@@ -62,6 +62,9 @@ class CalibrationModule(LightningModule):
             on_device(self.at_hand.observations, self.device),
         )
         work = Work(self.model, self.settings, self.totals, self.seed, observations, complete=self.at_hand.complete)
+        if self.at_hand.stacked:
+            work.runs = runs
+            work.run = None if self.at_hand.run is None else self.at_hand.run.to(self.device)
         held = held_rows(self.at_hand.runs, self.at_hand.held_runs)
         self.judges: Runs = on_device(held if len(held.u) else self.at_hand.runs, self.device)
         self.judges = type(self.judges)(*(part[:JUDGES] for part in self.judges))
@@ -108,6 +111,10 @@ class CalibrationModule(LightningModule):
         model, found, phase = self.model, self.schedule.work.found, self.schedule.phase
         learned = phase.stage.learned if isinstance(phase, Descent) else None
         mean: Tensor
+        if found.validation is not None:
+            runs = self.at_hand.runs
+            z = runs.z[torch.isin(runs.row, found.validation.row.cpu())].to(self.device)
+            return float((found.validation.mean - z).square().nanmean().sqrt())
         if isinstance(learned, MeanField | FullRank) and found.frame is None:
             mean = learned.mean if isinstance(learned, MeanField) else learned.raw_mean
         elif found.frame is not None:

@@ -43,9 +43,10 @@ from vcal_dist.predictive import (
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.transforms import OutputScaling, TransformSettings
+from vcal_dist.validation import Validation
 from vcal_dist.weights import Weights
 
-FORMAT, SCHEMA = "vcal-dist posterior", 1
+FORMAT, SCHEMA, READ = "vcal-dist posterior", 2, (1, 2)  # 1: without stacked emulators
 FILE, DRAWS_FILE = "posterior.safetensors", "posterior.nc"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _MODEL: TypeAdapter[ModelSettings] = TypeAdapter(ModelSettings)
@@ -64,6 +65,9 @@ class Found(Protocol):
     @property
     def log_weights(self) -> Tensor: ...
 
+    @property
+    def validation(self) -> Validation | None: ...
+
 
 class Posterior(Answers):
     """θ, the emulator, the discrepancy and the process after calibration. It does not change.
@@ -79,7 +83,9 @@ class Posterior(Answers):
         components: Sequence[Weights],
         log_weights: Tensor,
         record: Mapping[str, Any],
+        validation: Validation | None = None,
     ) -> None:
+        self.validation = validation  # how a stacked emulator predicted runs that it had not seen
         self.problem, self.scaling, self.model = scaling.problem, scaling, model
         self.components, self.log_weights, self.record = list(components), log_weights, dict(record)
 
@@ -99,7 +105,7 @@ class Posterior(Answers):
         ):
             if of_model != of_problem:
                 raise ModelError(f"the {name} of the model, {of_model}, is not that of the problem, {of_problem}")
-        live = cls(scaling, model, fitted.components, fitted.log_weights, record or {})
+        live = cls(scaling, model, fitted.components, fitted.log_weights, record or {}, fitted.validation)
         # By the way that a file is read, so that a loaded posterior predicts the same to the last bit.
         return cls._from_tree(live._tree(), problem, model.kappa.device)
 
@@ -205,9 +211,9 @@ class Posterior(Answers):
         tree = tensorfile.read(path)
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
             raise ModelError(f"{path} is a file of vcal-dist, but not a posterior")
-        if tree.get("schema") != SCHEMA:
+        if tree.get("schema") not in READ:
             raise ModelError(
-                f"{path} has schema {tree.get('schema')}; this version of vcal-dist reads schema {SCHEMA}: "
+                f"{path} has schema {tree.get('schema')}; this version of vcal-dist reads schemas 1 and 2: "
                 "use the one that wrote it"
             )
         try:
@@ -238,6 +244,7 @@ class Posterior(Answers):
             "components": [to_state(q) for q in self.components],
             "log_weights": self.log_weights,
             "record": self.record,
+            "validation": None if self.validation is None else list(self.validation),
         }
 
     @classmethod
@@ -258,7 +265,9 @@ class Posterior(Answers):
             assert isinstance(part, nn.Module)
             part.to(device).requires_grad_(False)
         log_weights = log_weights.detach().double().to(device).log_softmax(0)
-        return cls(scaling, model, components, log_weights, copy.deepcopy(tree["record"]))
+        kept = tree.get("validation")
+        validation = None if kept is None else Validation(*(part.to(device) for part in kept))
+        return cls(scaling, model, components, log_weights, copy.deepcopy(tree["record"]), validation)
 
 
 def _component(state: dict[str, Any], model: CalibrationModel) -> Weights:

@@ -23,6 +23,7 @@ from vcal_dist.refinement import impossible
 from vcal_dist.report.gathering import config_of_run, store_of_run
 from vcal_dist.run_directory import GLANCE, held
 from vcal_dist.run_place import RunPlace
+from vcal_dist.stacked_emulator import StackedEmulator
 from vcal_dist.theta import ThetaPosterior
 from vcal_dist.training import Prepared, Say, assess, fit, is_first, prepare
 from vcal_dist.way import way
@@ -64,7 +65,7 @@ def refine(
     why = impossible(work)
     if why:
         raise ModelError(f"the run in {place.url} cannot be refined: {why}")
-    found = Found(components=list(before.components), log_weights=before.log_weights)
+    found = Found(components=list(before.components), log_weights=before.log_weights, validation=before.validation)
     say(f"refining with {evaluations:,} points and {prepared.totals.observations:,} observations")
     begun = time.perf_counter()
     if not is_first():
@@ -101,7 +102,8 @@ def _prepared(place: RunPlace, before: Posterior, evaluations: int, changes: dic
     settings = FitSettings(
         evaluations=evaluations, starts=before_fit.starts, screening=before_fit.screening, start=before_fit.start
     )
-    prepared = prepare(config.model_copy(update={"fit": settings}), store)
+    stacked = isinstance(before.model.eta, StackedEmulator)
+    prepared = prepare(config.model_copy(update={"fit": settings}), store, stacked=stacked)
     prepared.model.adopt(before.model.state_dict())
     return prepared
 

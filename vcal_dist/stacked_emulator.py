@@ -5,8 +5,8 @@ of random features whose weights the runs have told: features φ(u) with weights
 
     φ = [g_1 … g_K,  deviations],    η_k = g_k + Σ_i R_ii·deviation_i·v_i,    v ~ N(0, I),
 
-so that θ, predictions and diagnostics need not know of it. The deviations are those of the members, a draw of each, from
-their mean, those of the experts from theirs (for up to `SEPARATE` outputs), and the two processes' own
+so that θ, predictions and diagnostics need not know of it. The deviations are those of the members, a draw of each,
+from their mean, those of the experts from theirs (for up to `SEPARATE` outputs), and the two processes' own
 (`exact_gp.paths`). They are functions of (x, t), small where runs are near: unlike noise, they do not average out over
 observations.
 """
@@ -73,6 +73,7 @@ class StackedEmulator(nn.Module):
                 f"amplitude_{j}": h.amplitude[0],
                 f"slope_{j}": h.slope[0],
                 f"path_omega_{j}": path.omega,
+                f"path_amplitude_{j}": path.amplitude,
                 f"path_solved_{j}": path.solved[process.counted[0]],
             }
         a, s = found.weights, found.scale.sqrt()  # (J, K), (K,)
@@ -165,7 +166,7 @@ class StackedEmulator(nn.Module):
         rows, slope, amplitude = (self.get_buffer(f"{name}_{j}") for name in ("rows", "slope", "amplitude"))
         h = Hyperparameters(self.get_buffer(f"lengthscale_{j}")[None], amplitude[None], slope[None], slope[None])
         across = covariance(KINDS[j], h, u, rows)[0]  # (B, N)
-        path = Paths(
-            self.get_buffer(f"path_omega_{j}"), amplitude.exp(), slope.exp(), self.get_buffer(f"path_solved_{j}")
-        )
+        names = ("path_omega", "path_amplitude", "path_solved")
+        omega, waves, solved = (self.get_buffer(f"{name}_{j}") for name in names)
+        path = Paths(omega, waves, slope.exp(), solved)
         return across @ self.get_buffer(f"alpha_{j}"), path.prior(u) - across @ path.solved

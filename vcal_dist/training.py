@@ -23,13 +23,15 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from storage.errors import StoreError
 from storage.store import Store, exists, open_store
+from vcal_dist import few_runs
 from vcal_dist.allocation import keep_pages
-from vcal_dist.assessment import assess_observations, assess_runs
+from vcal_dist.assessment import assess_observations, assess_runs, assess_validation
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.checkpoints import Checkpoints
 from vcal_dist.config import Config, DeviceSettings
 from vcal_dist.datamodule import StoreData
 from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
+from vcal_dist.few_runs import why_not
 from vcal_dist.fitting import check
 from vcal_dist.initialise import place_start
 from vcal_dist.module import CalibrationModule
@@ -112,7 +114,7 @@ def _train(
     if state is not None:  # what earlier attempts took, up to the checkpoint
         begun -= seconds_of(records_until(run, state["schedule"]["steps"]))
     prepared = prepare(config, store)
-    for line in describe(prepared.planned(), prepared.totals):
+    for line in describe(prepared.planned(), prepared.totals, prepared.at_hand):
         say(line)
     options: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "launched": launched}
     if not first:
@@ -195,14 +197,21 @@ class Prepared:
             reads_runs = fit.weights == "meanfield" or name == "emulator" or (name == "joint" and fit.free_emulator)
             reads_field = name in ("theta", "joint", "weights_and_theta", "everything")
             chosen = choose(self.model, self.totals, fit, name, runs=reads_runs, observations=reads_field)
-            if name == "emulator" and is_collapsible(self.model, fit)[0] and not emulator_groups(self.model, 1.0):
+            if name == "emulator" and self.at_hand.stacked:
+                stage = fit.emulator
+                default = chosen.steps if stage.steps is not None or stage.epochs is not None else few_runs.STEPS
+                chosen = chosen._replace(steps=default, runs=min(self.totals.runs, few_runs.BATCH))
+            elif name == "emulator" and is_collapsible(self.model, fit)[0] and not emulator_groups(self.model, 1.0):
                 chosen = chosen._replace(steps=0)  # all of η is known: `Descent` takes no step either
             found.append(chosen)
         return found
 
 
-def prepare(config: Config, store: Store) -> Prepared:
-    """Rows at hand, the model, the counts; everything that can be wrong with them is said here."""
+def prepare(config: Config, store: Store, *, stacked: bool | None = None) -> Prepared:
+    """Rows at hand, the model, the counts; everything that can be wrong with them is said here.
+
+    `stacked` says whether the emulator is, where that is known from an earlier training.
+    """
     for table in (store.runs, store.observations):
         if not table.rows:
             raise ConfigError(f"the store {store.url} has no {table.name}; add some with 'vcal ingest --append'")
@@ -211,10 +220,15 @@ def prepare(config: Config, store: Store) -> Prepared:
         store,
         config.model,
         config.transforms,
+        fit=config.fit,
         holdout=config.data.holdout,
         holdout_rows=config.data.holdout_rows,
         dtype=dtype,
+        stacked=stacked,
     )
+    if config.model.emulator == "stacked" and not at_hand.stacked:
+        reason = why_not(config.model, config.fit, at_hand.distinct)
+        raise ConfigError(f"model.emulator is 'stacked', but {reason}; change that, or leave model.emulator at auto")
     problem = store.problem
     model = CalibrationModel(
         len(problem.control_inputs),
@@ -348,8 +362,12 @@ def _placed_by_cluster(launched: Launched) -> dict[str, Any]:
 def assess(prepared: Prepared, fitted: Fitted) -> dict[str, Any]:
     """How well rows are predicted that training did not see; rows of small tables are left out one by one."""
     at_hand, found = prepared.at_hand, {}
+    if fitted.validation is not None:
+        found["runs"] = assess_validation(at_hand.scaling, at_hand.runs, fitted.validation)._asdict()
     for name, judge in (("runs", assess_runs), ("observations", assess_observations)):
         table, held = getattr(at_hand, name), getattr(at_hand, f"held_{name}")
+        if name in found:
+            continue
         small = len(table.row) == getattr(prepared.store, name).rows <= LEAVE_ONE_OUT
         if not len(held) and not small:
             continue
@@ -370,9 +388,19 @@ def assess(prepared: Prepared, fitted: Fitted) -> dict[str, Any]:
     return found
 
 
-def describe(planned: list[Chosen], totals: Totals) -> Iterator[str]:
+def describe(planned: list[Chosen], totals: Totals, at_hand: AtHand) -> Iterator[str]:
     """The plan, a line a stage."""
-    yield f"training on {totals.runs:,} runs and {totals.observations:,} observations"
+    runs = f"{totals.runs:,} runs"
+    if at_hand.run is not None:
+        held = f" ({len(at_hand.held_runs):,} more rows are of runs held out)" if len(at_hand.held_runs) else ""
+        runs = f"{totals.runs:,} rows of {at_hand.distinct:,} runs{held}"
+    yield f"training on {runs} and {totals.observations:,} observations"
+    if at_hand.stacked:
+        folds = few_runs.count_folds(at_hand.distinct)
+        yield (
+            f"  few runs: the emulator is trained in {folds} folds of whole runs, {few_runs.REPEATS} times, and "
+            "stacked with two Gaussian processes by its error at the runs it did not see"
+        )
     for stage in planned:
         if not stage.steps:
             yield f"  {stage.name}: no steps"

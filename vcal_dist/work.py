@@ -16,6 +16,7 @@ from vcal_dist.mixture import Adapted, Mixture
 from vcal_dist.passes import Closing
 from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.theta import ThetaPosterior
+from vcal_dist.validation import Validation
 from vcal_dist.weights import Weights
 
 
@@ -26,14 +27,6 @@ class Followed(NamedTuple):
     log_evidence: float
     converged: bool
     mode: int  # among those that were kept, the best being 0; −1 where it was too light to be
-
-
-class Validation(NamedTuple):
-    """How runs were predicted by emulators that had not seen them, in the model's units."""
-
-    row: Tensor  # (B,) numbers in the store
-    mean: Tensor  # (B, K)
-    sd: Tensor  # (B, K)
 
 
 @dataclass

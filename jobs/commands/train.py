@@ -210,7 +210,8 @@ def _show_assessment(judged: dict[str, Any]) -> None:
     result = table("\nRows that training did not see", "table", *headings, right=tuple(headings))
     notes = []
     for name, found in judged.items():
-        one_by_one = ", left out one by one" if found["method"] == "leave one out" else ""
+        how = {"leave one out": ", left out one by one", "cross-validation": ", by cross-validation"}
+        one_by_one = how.get(found["method"], "")
         errors = ", ".join(number(value, 3) for value in found["rmse"])
         cells = [errors, number(found["log_predictive_density"], 4), f"{100 * found['coverage']:.0f} %"]
         rows, unreliable = found["rows"], found.get("unreliable", 0)

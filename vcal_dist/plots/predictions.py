@@ -22,6 +22,7 @@ TREND_ROWS = 60  # residuals from which their mean is drawn too
 INSIDE = f"inside 90{GAP}%"
 METHODS = {
     "held out": "rows that training did not see",
+    "cross-validation": "each run predicted by emulators that did not see it",
     "leave one out": "each row predicted from all others",
 }
 

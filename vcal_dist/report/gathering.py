@@ -22,7 +22,7 @@ from storage.store import Store, open_store
 from storage.summary import Summary
 from storage.table import Table
 from vcal_dist.answers import Answers
-from vcal_dist.assessment import Judged, judge_observations, judge_runs
+from vcal_dist.assessment import Judged, judge_observations, judge_runs, judge_validation
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
 from vcal_dist.metrics import read_metrics
@@ -179,9 +179,11 @@ def _judged(store: Store, config: Config, member: Posterior, say: Say) -> tuple[
         store,
         config.model,
         config.transforms,
+        fit=config.fit,
         holdout=config.data.holdout,
         holdout_rows=config.data.holdout_rows,
         dtype=DTYPES[config.devices.precision],
+        stacked=member.validation is not None,
     )
     most = most_rows(len(member.problem.outputs))
     found: list[Sample | None] = []
@@ -189,6 +191,10 @@ def _judged(store: Store, config: Config, member: Posterior, say: Say) -> tuple[
         rows, numbers, among = _chosen(table, held.numpy(), most)
         if not len(rows["x"]):
             found.append(None)
+            continue
+        if table.name == "runs" and member.validation is not None:
+            judged = judge_validation(member, rows["x"], rows["t"], rows["z"], numbers)
+            found.append(Sample(judged, len(judged.x), among, table.rows, None, numbers))
             continue
         left_out = not len(held)
         say(f"predicting {len(rows['x']):,} {table.name}{', each as if it had been left out' if left_out else ''}")

@@ -102,9 +102,16 @@ def coverage_of_runs(gathered: Gathered) -> list[Check]:
     if found is None:
         return []
     rows, share, worst = found[:3]
-    status, side = judge_coverage(share, rows)
-    unseen = is_held_out(gathered, "runs")
-    which = plural(rows, "unseen run") if unseen else f"{plural(rows, 'run')}, each left out in turn,"
+    runs = distinct_runs(gathered.runs, rows)
+    status, side = judge_coverage(share, runs)  # rows of one run are siblings, and no independent tests
+    unseen, counted = is_held_out(gathered, "runs"), plural(rows, "run")
+    if runs < rows:
+        counted = f"{plural(rows, 'row')} of {plural(runs, 'run')}"
+    which = f"{counted}, each run predicted without it,"
+    if method_of(gathered, "runs") == "leave one out":
+        which = f"{counted}, each row left out in turn,"
+    elif unseen:
+        which = f"{counted} that training did not see"
     sentence = f"{percent(share)} of {which} lie inside the emulator's 90 % intervals."
     if worst is not None and worst.side == "low" and RANK[worst.status] > RANK[status if side == "low" else "good"]:
         status, side = worst.status, worst.side
@@ -291,12 +298,24 @@ def _worst(names: list[str], inside: NDArray[np.bool_], known: NDArray[np.bool_]
 
 
 def is_held_out(gathered: Gathered, table: str) -> bool:
-    """Whether rows that are judged were kept out of training, and not left out one by one."""
+    """Whether rows that are judged were held out of training, and not left out in turn."""
+    return method_of(gathered, table) == "held out"
+
+
+def method_of(gathered: Gathered, table: str) -> str:
+    """How the rows that are judged were kept from what predicts them."""
     sample = gathered.sample(table)
     if sample is not None:
-        return sample.judged.method == "held out"
+        return sample.judged.method
     recorded = (gathered.record.get("assessment") or {}).get(table) or {}
-    return bool(recorded.get("method", "held out") == "held out")
+    return str(recorded.get("method", "held out"))
+
+
+def distinct_runs(sample: Sample | None, rows: int) -> int:
+    """How many runs the judged rows belong to: those with the same calibration inputs are one."""
+    if sample is None or sample.judged.t is None:
+        return rows
+    return min(rows, len(np.unique(sample.judged.t, axis=0)))
 
 
 def reliable(sample: Sample) -> NDArray[np.bool_] | None:

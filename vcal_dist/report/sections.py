@@ -303,7 +303,7 @@ def training(gathered: Gathered, _: Verdict) -> Iterator[Block]:
     learning = [row for row in metrics if row["phase"] in _phases_that_change(metrics, "emulator_error")]
     if learning:
         held = gathered.runs is not None and gathered.runs.judged.method == "held out"
-        which = "runs that were kept apart" if held else "some of the runs that it learned from"
+        which = "runs that were held out" if held else "some of the runs that it learned from"
         yield drawn(
             "training-emulator-error",
             partial(plots.training, learning, column="emulator_error"),
