@@ -163,7 +163,9 @@ def judge_validation(posterior: Posterior, x: Array, t: Array, z: Array, numbers
         moments[-1] = sd * outputs.sd
     pit = torch.special.ndtr((scaled - mean) / sd)
     found = [part.masked_fill(scaled.isnan(), torch.nan).numpy() for part in (*moments, pit)]
-    return Judged("cross-validation", x[at], t[at], z[at], *found, np.zeros(len(at), dtype=bool))
+    mean_z, low, high, sd_z, places_in = found
+    reliable = np.zeros(len(at), dtype=bool)
+    return Judged("cross-validation", x[at], t[at], z[at], mean_z, low, high, sd_z, places_in, reliable)
 
 
 def _spread_out(outputs: OutputScaling, mean: Tensor, sd: Tensor) -> Tensor:
@@ -283,7 +285,10 @@ class _Scores(NamedTuple):
 @torch.no_grad()
 def _assess(ensemble: Ensemble, outputs: OutputScaling, data: _Data, leave_one_out: bool, seed: int) -> Assessment:
     found = _scores(ensemble, outputs, data, leave_one_out, seed, with_moments=False)
-    known = ~data.y.isnan()
+    # Rows that cannot be left out in closed form have no prediction that means anything.
+    known = ~(data.y.isnan() | found.shape.isinf()[:, None])
+    if not bool(known.any()):
+        known = ~data.y.isnan()
     error = (found.mean - outputs.inverse(data.y)).square()
     # The two differ for counts and classes, whose quantiles are values that y can take.
     inside = (found.at_most >= (1 - LEVEL) / 2) & (found.below < (1 + LEVEL) / 2)

@@ -122,6 +122,12 @@ def _factor(G: Tensor) -> Tensor:
     return torch.linalg.cholesky(G + torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
 
 
+def weighted_gram(phi: Tensor, weight: Tensor) -> Tensor:
+    """Σ p φφᵀ (..., M, M) of features (..., B, M) and weights (..., B), both float64."""
+    found: Tensor = _WeightedProducts.apply(phi, torch.zeros_like(weight), weight)[0]  # type: ignore[no-untyped-call]
+    return found
+
+
 class _WeightedProducts(torch.autograd.Function):
     """Σ p φφᵀ and Σ p φ r. Plain autograd would take two products of the size of the first one back; G is symmetric."""
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vcal_dist.collapsed import weighted_gram
 from vcal_dist.features import FeatureSettings, draw_frequencies
 
 FLOOR = 1e-4  # the noise never falls below it, as that of a likelihood
@@ -94,11 +95,10 @@ class Members(nn.Module):
         weight = counted.double()  # (m, B)
         phi, filled = self(u), torch.where(known, z, 0.0)
         if bool(known.all()):
-            weighted = phi * weight.unsqueeze(-1)
             squares = weight @ filled.square()
             return (
-                (weighted.mT @ phi).unsqueeze(1),
-                (weighted.mT @ filled).mT,
+                weighted_gram(phi, weight).unsqueeze(1),
+                ((weight.unsqueeze(-1) * filled).mT @ phi),
                 squares,
                 weight.sum(-1, keepdim=True).expand_as(squares),
             )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from storage.run_identity import run_numbers
 from storage.sampling import sample
 from storage.store import Store
 from vcal_dist.batches import Observations, Runs, Scaling, Table, take
@@ -58,7 +59,7 @@ def rows_at_hand(
     for name in transforms:
         if name not in names:
             raise ModelError(f"transforms names the output '{name}'; the outputs are {', '.join(names)}")
-    (of_runs, run_numbers), (of_field, field_numbers) = (
+    (of_runs, row_numbers), (of_field, field_numbers) = (
         sample(table, AT_HAND) for table in (store.runs, store.observations)
     )
     chosen = [transforms.get(name, TransformSettings()) for name in names]
@@ -68,7 +69,7 @@ def rows_at_hand(
     )
     scaling = Scaling(store.problem, outputs, dtype)
     x, t, z = (torch.as_tensor(of_runs[array]) for array in ("x", "t", "z"))
-    runs = scaling.runs(x, t, z, torch.as_tensor(run_numbers))
+    runs = scaling.runs(x, t, z, torch.as_tensor(row_numbers))
     noise = of_field.get("noise")
     observations = scaling.observations(
         torch.as_tensor(of_field["x"]),
@@ -102,7 +103,7 @@ def rows_at_hand(
 
 
 def _held_siblings(run: Tensor, distinct: int, share: float, most: int) -> Tensor:
-    """All rows of the runs that are held out, where runs have several rows each: with siblings a row is easy to tell."""
+    """All rows of the runs that are held out, where runs have several rows each: siblings would give a row away."""
     if distinct < LEAST_RUNS or not share:
         return run[:0]
     count = min(max(1, math.floor(share * distinct)), most)

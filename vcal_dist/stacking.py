@@ -21,6 +21,7 @@ STEP = 0.05  # of the weights that are tried
 LEAST = 0.002  # weight of every expert: none is known to be useless
 PRIOR_ROWS = 4.0  # with s² = 1, beside those that were held out
 LEVEL = 0.9
+EXTRA = 1.5  # of s², over the root of the number of runs
 QUANTILE = 1.6448536269514722  # of |z| at the level
 
 
@@ -68,7 +69,7 @@ def stack(z: Tensor, experts: list[Expert], shapes: list[bool], runs: int) -> St
         i = int(density.argmax())
         honest = (torch.quantile(ratio[i].sqrt(), LEVEL) / QUANTILE).square()
         chosen.append(grid[i])
-        scales.append(honest.clamp_min(1e-12) * (1 + 1 / math.sqrt(runs)))
+        scales.append(honest.clamp_min(1e-12) * (1 + EXTRA / math.sqrt(runs)))
     return Stack(torch.stack(chosen, -1), torch.stack(scales))
 
 

@@ -72,9 +72,7 @@ def which_rows(sample: Sample, noun: str) -> str:
     if kept:
         return f"{some} that training did not see, of {sample.table:,} in the store."
     if sample.judged.method == "cross-validation":
-        return (
-            f"{some}, each predicted by emulators that were trained without its run, of {sample.table:,} in the store."
-        )
+        return f"{some} of {sample.table:,} in the store, each predicted by emulators trained without its run."
     if bool(sample.judged.unreliable.all()):
         return f"{some}; none was kept out of training."
     return f"{some}, each predicted as if it alone had been left out of training, {AS_FITTED}."
