@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+JITTERS = (1e-14, 1e-13, 1e-12)  # of the mean of the diagonal
+
 
 class Gram(NamedTuple):
     """What rows say about the weights of a linear model: sums over rows, with any leading dimensions."""
@@ -119,7 +121,20 @@ def posterior(sums: Gram) -> tuple[Tensor, Tensor]:
 
 
 def _factor(G: Tensor) -> Tensor:
-    return torch.linalg.cholesky(G + torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
+    """The factor of I + G; where rounding hides I beside G (rows without noise, large amplitudes), of a little more."""
+    matrix = G + torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not bool(failed.any()):
+        return factor
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    for jitter in JITTERS:
+        more = torch.diag_embed(
+            torch.where(failed > 0, jitter * diagonal.mean(-1), 0.0).unsqueeze(-1).expand_as(diagonal)
+        )
+        factor, still = torch.linalg.cholesky_ex(matrix + more)
+        if not bool(still.any()):
+            return factor
+    return torch.linalg.cholesky(matrix)  # which says what is wrong
 
 
 def weighted_gram(phi: Tensor, weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +18,7 @@ from vcal_dist.phases import Batch, Descent, Feed, blocks
 from vcal_dist.plan import FitSettings, Totals
 from vcal_dist.schedule import Schedule, emulator_phases
 from vcal_dist.stages import Stage
+from vcal_dist.validation import Validation
 from vcal_dist.work import Fitted, Work
 
 Report = Callable[[str, int, float], None]  # stage, step, loss
@@ -43,14 +45,22 @@ def fit(
     return Fitted.from_work(work)
 
 
+class FittedEmulator(NamedTuple):
+    """What the runs say of η's weights, and how well they are told."""
+
+    frame: Frame
+    log_evidence: float | None  # of all runs; of a stacked emulator, the log density of the runs held out in turn
+    validation: Validation | None  # of a stacked emulator
+
+
 def fit_emulator(
     model: CalibrationModel, runs: Runs, settings: FitSettings, *, seed: int = 0, report: Report | None = None
-) -> tuple[Frame, float | None]:
-    """η's hyperparameters and features, then what all runs say of its weights, with the log of their evidence."""
+) -> FittedEmulator:
+    """η's hyperparameters and features, then what all runs say of its weights."""
     work = Work(model, settings, Totals(len(runs.u), 0), seed, None, few_rows(model, runs, settings))
     drive(Schedule(work, emulator_phases(work)), runs, None, report)
     assert work.found.frame is not None
-    return work.found.frame, work.found.log_evidence_runs
+    return FittedEmulator(work.found.frame, work.found.log_evidence_runs, work.found.validation)
 
 
 def few_rows(model: CalibrationModel, runs: Runs, settings: FitSettings) -> Runs | None:

@@ -159,7 +159,7 @@ class Emulator:
     ) -> Emulator:
         """Trains a model's η on all runs; nothing of it depends on y."""
         start_model(model, runs, design, seed)
-        frame, evidence = fit_emulator(model, runs, settings, seed=seed)
+        frame, evidence, _ = fit_emulator(model, runs, settings, seed=seed)
         return cls({key: value.detach().clone() for key, value in model.state_dict().items()}, frame, evidence)
 
     def calibrate(

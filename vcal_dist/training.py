@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from storage.design import Finding, find_design_faults
 from storage.errors import StoreError
 from storage.store import Store, exists, open_store
 from vcal_dist import few_runs
@@ -51,6 +52,7 @@ from vcal_dist.way import way
 from vcal_dist.work import Fitted, Found, Work
 
 PATIENCE = 120.0  # seconds until processes of an attempt that failed are gone, and a node's locks with it
+MOST_ROWS_OF_DESIGN = 2_000_000
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Say = Callable[[str], None]
 
@@ -114,6 +116,9 @@ def _train(
     if state is not None:  # what earlier attempts took, up to the checkpoint
         begun -= seconds_of(records_until(run, state["schedule"]["steps"]))
     prepared = prepare(config, store)
+    design = look_at_design(store) if first else None
+    for finding in design or []:
+        say(f"{'WARNING' if finding.severity == 'bad' else 'note'}: {finding.message}")
     for line in describe(prepared.planned(), prepared.totals, prepared.at_hand):
         say(line)
     options: dict[str, Any] = {"progress": progress, "callbacks": callbacks, "launched": launched}
@@ -134,11 +139,20 @@ def _train(
             "theta": way(fitted, config.fit.weights),
             "log_evidence_runs": fitted.log_evidence_runs,
             "bound": fitted.bound,
+            "runs": prepared.at_hand.distinct,
+            "design": None if design is None else [asdict(finding) for finding in design],
         }
         posterior = Posterior.from_fitted(store.problem, prepared.at_hand.scaling, fitted, record)
         posterior.save(run)
         place.send()
     return posterior
+
+
+def look_at_design(store: Store) -> list[Finding] | None:
+    """What the store's runs cannot teach; None where they are so many that looking would take long."""
+    if store.runs.rows + store.observations.rows > MOST_ROWS_OF_DESIGN:
+        return None
+    return find_design_faults(store)
 
 
 def moment(config: Config) -> dict[str, Any]:

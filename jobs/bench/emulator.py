@@ -98,7 +98,7 @@ def timed_fit(data: Data, weights: Any, frequencies: str) -> tuple[float, float]
     model = make_model(frequencies)
     begun = time.perf_counter()
     start_model(model, data.runs, None, seed=0)
-    frame, _ = fit_emulator(model, data.runs, FitSettings(weights=weights, emulator=StageSettings(steps=STEPS)))
+    frame = fit_emulator(model, data.runs, FitSettings(weights=weights, emulator=StageSettings(steps=STEPS))).frame
     seconds = time.perf_counter() - begun
     return error(model, as_weights(frame), data), seconds
 

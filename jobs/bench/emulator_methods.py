@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from jobs.bench.emulator import as_weights
 from jobs.bench.exact_gp import MOST_ROWS, fit_exact_gp
@@ -22,7 +23,7 @@ from storage.priors import Uniform
 from storage.problem import CalibrationInput, ControlInput, Output, Problem
 from vcal_dist.batches import Runs
 from vcal_dist.calibration import CalibrationModel, ModelSettings
-from vcal_dist.fitting import fit_emulator
+from vcal_dist.fitting import few_rows, fit_emulator
 from vcal_dist.initialise import start_model
 from vcal_dist.plan import FitSettings
 from vcal_dist.priors import ThetaPrior
@@ -30,6 +31,7 @@ from vcal_dist.priors import ThetaPrior
 Array = NDArray[np.float64]
 FEWEST_ROWS_SVGP = 10_000
 SECONDS_SVGP = 20.0
+HELD_OUT = 0.05  # of many runs
 PIECE = 10_000  # points predicted at once
 
 
@@ -65,7 +67,12 @@ def fit_default(design: Design, seed: int) -> Fitted:
     prior = ThetaPrior.from_problem(_problem(controls, d - controls))
     model = CalibrationModel(controls, prior, 1, ModelSettings(discrepancy="none", seed=seed))
     start_model(model, runs, None, seed)
-    frame, _ = fit_emulator(model, runs, FitSettings(), seed=seed)
+    held = np.zeros(rows, dtype=bool)
+    settings = FitSettings()
+    if few_rows(model, runs, settings) is None:  # as training does: a part of the runs is held out
+        held[:: round(1 / HELD_OUT)] = True
+        runs = runs._replace(weight=runs.weight * torch.from_numpy(~held))
+    frame, _, validation = fit_emulator(model, runs, settings, seed=seed)
     q = as_weights(frame)
 
     @torch.no_grad()
@@ -75,7 +82,16 @@ def fit_default(design: Design, seed: int) -> Fitted:
         mean, variance = model.likelihood_z.moments(torch.cat(means)[:, 0], torch.cat(variances)[:, 0])
         return centre + scale * mean.numpy(), scale * variance.sqrt().numpy()
 
-    return Fitted(predict)
+    if validation is None:
+        mean, sd = predict(design.u[held])
+        known = design.z[held]
+    else:
+        rows_of = validation.row.numpy()
+        mean, sd = centre + scale * validation.mean[:, 0].numpy(), scale * validation.sd[:, 0].numpy()
+        known = design.z[rows_of]
+    error = known - mean
+    inside = np.abs(error) <= ndtri(0.95) * sd
+    return Fitted(predict, float(np.sqrt(np.mean(error**2))), float(inside.mean()))
 
 
 def fit_exact(design: Design, seed: int) -> Fitted:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
+from vcal_dist.report.design_checks import design_of_the_runs
 from vcal_dist.report.discrepancy_checks import sensitivity_to_discrepancy, theta_and_discrepancy
 from vcal_dist.report.emulator_checks import emulator_error, emulator_error_in_theta
 from vcal_dist.report.gathering import Gathered
@@ -25,6 +26,7 @@ CHECKS: tuple[Look, ...] = (
     coverage_of_observations,
     pit_uniformity,
     outliers,
+    design_of_the_runs,
     emulator_error,
     emulator_error_in_theta,
     coverage_of_runs,

@@ -11,7 +11,7 @@ from vcal_dist.answers import to_numpy
 from vcal_dist.report.check import Check
 from vcal_dist.report.content import Status
 from vcal_dist.report.gathering import Gathered
-from vcal_dist.report.row_checks import is_held_out
+from vcal_dist.report.row_checks import method_of
 from vcal_dist.report.words import figure, plural, with_unit
 
 SMALL_RATIO, LARGE_RATIO = 0.3, 1.0  # emulator's error over noise: 0.3 widens what noise leaves by 4 %, 1 by 41 %
@@ -47,17 +47,18 @@ def emulator_error(gathered: Gathered) -> list[Check]:
     transform = transform_of(gathered, name)
     scale = f", on the scale of its transform ({transform})" if transform != "none" else ""
     shown = [with_unit(figure(value), "" if scale else unit) for value in (error, noise)]
-    unseen = "unseen runs" if is_held_out(gathered, "runs") else "runs that are left out"
+    unseen = "runs that are left out" if method_of(gathered, "runs") == "leave one out" else "unseen runs"
     sentence = (
         f"{about} emulator misses {unseen} by {shown[0]} (root mean square{scale}); an observation's noise is "
         f"{shown[1]}. That is {what}"
     )
     advice = (
-        ""
-        if status == "good"
-        else "Give the emulator more features (model.eta.features.features) or steps, a transform of a skewed output, "
+        "Give the emulator more features (model.eta.features.features) or steps, a transform of a skewed output, "
         "hidden layers for sharp features, or more runs where the errors are largest."
     )
+    if is_stacked(gathered):
+        advice = "Add runs where the errors are largest, or transform a skewed output."
+    advice = "" if status == "good" else advice
     numbers = {name: ratio for ratio, _, name, *_ in found}
     value = f"{figure(ratio, 2)} × noise"
     return [Check("Emulator's error", status, value, sentence, advice, ratio, ERROR_THRESHOLD, numbers)]
@@ -77,6 +78,8 @@ def emulator_error_in_theta(gathered: Gathered) -> list[Check]:
     the observations' own, and the emulator's residual.
     """
     model = gathered.member.model
+    if is_stacked(gathered):  # its error is a function of (x, t) in the model, and θ as uncertain as that makes it
+        return []
     found = []
     for name, error, noise in emulator_and_noise(gathered):
         n, whole = learned_from(gathered, name), math.hypot(noise, residual_of(gathered, name))
@@ -109,6 +112,11 @@ def emulator_error_in_theta(gathered: Gathered) -> list[Check]:
     numbers = {name: shift for shift, name, _ in found}
     value = f"{figure(shift, 2)} sd"
     return [Check("Emulator's error in θ", status, value, sentence, advice, shift, SHIFT_THRESHOLD, numbers)]
+
+
+def is_stacked(gathered: Gathered) -> bool:
+    """Whether the emulator is one of few runs."""
+    return gathered.member.validation is not None
 
 
 def learned_from(gathered: Gathered, output: str) -> int:

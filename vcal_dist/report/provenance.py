@@ -46,13 +46,20 @@ def _run(gathered: Gathered) -> Facts:
         rows.append(("store", config.store + ("" if gathered.store is not None else " (cannot be used now)")))
     counted = record.get("rows")
     if counted:
-        rows.append(("rows", " and ".join(f"{int(count):,} {name}" for name, count in counted.items())))
+        told = {name: f"{int(count):,} {name}" for name, count in counted.items()}
+        distinct = record.get("runs")
+        if distinct is not None and distinct < counted.get("runs", 0):
+            told["runs"] = f"{int(counted['runs']):,} rows of {int(distinct):,} runs"
+        rows.append(("rows", " and ".join(told.values())))
     model = gathered.member.model
     discrepancy = {"none": "f = η", "additive": "f = η + δ(x)", "general": "f = g(η, x)"}[model.kind]
     layers = len(model.settings.eta.hidden)
     depth = f", {plural(layers, 'hidden layer')}" if layers else ""
     kernel = model.settings.eta.features.kernel
-    rows.append(("model", f"{discrepancy}; emulator with a {kernel} kernel, {model.eta.width} features{depth}"))
+    emulator = f"emulator with a {kernel} kernel, {model.eta.width} features{depth}"
+    if gathered.member.validation is not None:
+        emulator = "emulator of few runs, stacked by cross-validation"
+    rows.append(("model", f"{discrepancy}; {emulator}"))
     rows.append(("likelihood", f"{model.likelihood_y.kind} observations, {model.likelihood_z.kind} runs"))
     if config is not None:
         rows.append(("weights", f"{config.fit.weights}, seed {config.seed}"))

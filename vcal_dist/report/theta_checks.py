@@ -10,6 +10,7 @@ from scipy import stats
 from storage.priors import Uniform
 from vcal_dist.report.check import RANK, Check
 from vcal_dist.report.content import Status
+from vcal_dist.report.design_checks import never_varied
 from vcal_dist.report.gathering import Gathered
 from vcal_dist.report.parameters import EDGE, HALF, LEAST_MASS, SAME, VALLEY, learned, mode_count
 from vcal_dist.report.words import figure, listed, percent, plural, signed
@@ -37,8 +38,15 @@ CORRELATION_THRESHOLD = f"|r| = {CORRELATED:g}: above, an interval given the oth
 def contraction(gathered: Gathered) -> list[Check]:
     """What did the data say of each parameter? A posterior that is its prior is sound, and says nothing."""
     found = learned(gathered.posterior)
-    groups = {kind: [row.name for row in found if row.kind == kind] for kind in ("learned", "partly", "not learned")}
+    constant = never_varied(gathered)
+    groups = {
+        kind: [row.name for row in found if row.kind == kind and row.name not in constant]
+        for kind in ("learned", "partly", "not learned")
+    }
     parts = []
+    still = [row.name for row in found if row.name in constant]
+    if still:
+        parts.append(f"Never varied in the runs, so that nothing can be learned of it: {listed(still)}.")
     if groups["learned"]:
         parts.append(f"Learned: {listed(groups['learned'])}.")
     if groups["partly"]:
@@ -52,7 +60,7 @@ def contraction(gathered: Gathered) -> list[Check]:
     ]
     if wider:
         parts.append(f"Known less well than before, the interval holds more of the prior than 90 %: {listed(wider)}.")
-    nothing = len(groups["not learned"]) == len(found)
+    nothing = len(groups["not learned"]) + len(still) == len(found)
     advice = (
         "The observations do not determine these parameters: the output hardly depends on them (see the sensitivity), "
         "the discrepancy can do what they do, or others make up for them. Do not quote their means as findings; "
@@ -60,10 +68,12 @@ def contraction(gathered: Gathered) -> list[Check]:
         if groups["not learned"]
         else ""
     )
+    if still:
+        advice = f"Vary {listed(still)} in the runs, or take it out of the calibration inputs. {advice}".strip()
     if wider:
         advice = f"{advice} Data seldom tell less than nothing: train longer, or from other starts.".strip()
     name, value = "What was learned", f"{len(groups['learned'])} of {plural(len(found), 'parameter')}"
-    status: Status = "care" if nothing or wider else "good"
+    status: Status = "bad" if still else "care" if nothing or wider else "good"
     number, numbers = float(len(groups["learned"])), {row.name: row.contraction for row in found}
     return [Check(name, status, value, " ".join(parts), advice, number, LEARNED_THRESHOLD, numbers)]
 

@@ -1,0 +1,105 @@
+"""Exact Gaussian processes of few rows, against dense computations and scikit-learn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
+from torch import Tensor
+
+from tests.vcal_dist.conftest import F64, Kit
+from vcal_dist import exact_gp
+from vcal_dist.exact_gp import KINDS, Hyperparameters, Kind
+
+
+def hyperparameters(processes: int, d: int) -> Hyperparameters:
+    scales = torch.linspace(0.3, 0.9, d, dtype=F64).log().repeat(processes, 1)
+    every = torch.ones(processes, dtype=F64)
+    return Hyperparameters(scales, every * math.log(1.3), every * math.log(0.4), every * math.log(0.05))
+
+
+def data(rows: int = 14, d: int = 2) -> tuple[Tensor, Tensor]:
+    u = Kit.rand(1, rows, d)
+    return u, torch.stack([(3 * u[:, 0]).sin(), u.prod(-1)], -1)
+
+
+def reference(kind: Kind, h: Hyperparameters, u: Tensor, z: Tensor) -> GaussianProcessRegressor:
+    """The same process, with everything known, by scikit-learn."""
+    ell, var = h.lengthscale[0].exp().numpy(), float((2 * h.amplitude[0]).exp())
+    slope = float((2 * h.slope[0]).exp())
+    stationary = RBF(ell) if kind == "gaussian" else Matern(ell, nu=2.5)
+    # DotProduct is σ₀² + u·v at u − ½.
+    kernel = ConstantKernel(var) * stationary + ConstantKernel(slope) * DotProduct(sigma_0=1 / math.sqrt(slope))
+    noise = float(h.noise_variance()[0])
+    found = GaussianProcessRegressor(kernel + WhiteKernel(noise), optimizer=None, alpha=0.0)
+    return found.fit(u.numpy() - 0.5, z.numpy())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_and_evidence_are_those_of_scikit_learn(kind: Kind) -> None:
+    u, z = data()
+    h, new = hyperparameters(1, 2), Kit.rand(2, 5, 2)
+    counted = torch.ones(1, len(u), dtype=torch.bool)
+    mean, var = exact_gp.condition(kind, h, u, z, counted).moments(new)
+    other = reference(kind, h, u, z)
+    expected, sd = other.predict(new.numpy() - 0.5, return_std=True)
+    np.testing.assert_allclose(mean[0].numpy(), expected, atol=1e-8)
+    noise = float(h.noise_variance()[0])
+    np.testing.assert_allclose((var[0] + noise).sqrt().numpy(), sd[:, 0], rtol=1e-6)
+    evidence = exact_gp.log_evidence(kind, h, u, z, counted)
+    assert float(evidence) == pytest.approx(other.log_marginal_likelihood_value_, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_do_not_count_are_as_if_they_were_not_there(kind: Kind) -> None:
+    u, z = data()
+    counted = torch.ones(2, len(u), dtype=torch.bool)
+    counted[1, 3:7] = False
+    both = exact_gp.condition(kind, hyperparameters(2, 2), u, z, counted)
+    fewer = counted[1]
+    alone = exact_gp.condition(kind, hyperparameters(1, 2), u[fewer], z[fewer], counted[1:, fewer])
+    new = Kit.rand(3, 4, 2)
+    for found, expected in zip(both.moments(new), alone.moments(new), strict=True):
+        torch.testing.assert_close(found[1], expected[0])
+    torch.testing.assert_close(
+        exact_gp.log_evidence(kind, hyperparameters(2, 2), u, z, counted)[1:],
+        exact_gp.log_evidence(kind, hyperparameters(1, 2), u[fewer], z[fewer], counted[1:, fewer]),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learning_ends_at_the_mode(kind: Kind) -> None:
+    u, z = data(20)
+    counted = torch.ones(2, len(u), dtype=torch.bool)
+    counted[1, ::4] = False
+    h = exact_gp.learn(kind, u, z, counted)
+
+    def value(h: Hyperparameters) -> Tensor:
+        return exact_gp.log_evidence(kind, h, u, z, counted) + exact_gp.log_prior(h)
+
+    here = value(h)
+    generator = Kit.generator(5)
+    for _ in range(20):  # a maximum: every direction leads down, but for what the last steps leave
+        moved = [part + 0.3 * torch.randn(part.shape, generator=generator, dtype=F64) for part in h]
+        assert bool((value(Hyperparameters(*moved)) < here + 0.05).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_paths_have_the_covariance_of_the_process(kind: Kind) -> None:
+    u, z = data(12)
+    process = exact_gp.condition(kind, hyperparameters(1, 2), u, z, torch.ones(1, 12, dtype=torch.bool))
+    new = Kit.rand(4, 200, 2)
+    h = process.hyperparameters
+    across = exact_gp.covariance(kind, h, u, new)[0]
+    solved = torch.linalg.solve_triangular(process.lower[0], across, upper=False)
+    exact = exact_gp.covariance(kind, h, new, new)[0] - solved.mT @ solved
+    path = exact_gp.paths(process, seed=1)
+    left = path.prior(new) - across.mT @ path.solved
+    found = left @ left.mT
+    assert float(found.diagonal().mean() / exact.diagonal().mean()) == pytest.approx(1.0, abs=0.1)
+    off = (found - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert float(off) < 0.35
