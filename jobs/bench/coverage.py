@@ -6,6 +6,9 @@
     borehole_full     10⁶ runs and 10⁵ observations
     cell              roots of the exact simulator, discrepancy and noise as the reproduction assumes, 19 observations
     radionuclide      the plume at 10 of 88 wells, fresh observations at all of them; θ from the prior
+    borehole_few      100 runs, others in every replicate, and 50 observations
+    cell_default      `cell` with the default emulator in place of the reproduction's
+    oscillation       30 runs of 25 times each of a damped oscillation with two parameters, 20 observations
 
 For every parameter the share of truths inside 50, 80, 90 and 95 % intervals, beside what chance leaves of so many
 replicates (99 % binomial band), and for fresh observations of the same process, pooled over replicates, the same. Each
@@ -33,7 +36,7 @@ from numpy.typing import NDArray
 from jobs.console import note
 from jobs.reproduce import cell as cell_experiment
 from jobs.reproduce import radionuclide as radionuclide_experiment
-from storage.problem import Problem
+from storage.problem import Problem, parse_problem
 from vcal_dist.assessment import judge_observations
 from vcal_dist.batches import Observations, Scaling
 from vcal_dist.calibration import CalibrationModel, ModelSettings
@@ -43,6 +46,7 @@ from vcal_dist.plan import Family, FitSettings, StageSettings
 from vcal_dist.posterior import Posterior
 from vcal_dist.priors import ThetaPrior
 from vcal_dist.problems import borehole, cell, illustrative, radionuclide
+from vcal_dist.problems.longform import oscillator
 from vcal_dist.replicates import Emulator, told
 from vcal_dist.sbc import LEVELS, Told, assess
 from vcal_dist.transforms import OutputScaling, TransformSettings
@@ -154,6 +158,38 @@ def _cell(number: int) -> tuple[Data, Setup]:
     return Data(data.x_runs, data.t, z, data.x, y[:seen], fresh, y[seen:], theta), setup
 
 
+def _cell_default(number: int) -> tuple[Data, Setup]:
+    data, setup = _cell(number)
+    default = replace(setup.model, eta=ModelSettings().eta)
+    return data, setup._replace(model=default, fit=replace(setup.fit, emulator=StageSettings()))
+
+
+def _oscillation(number: int) -> tuple[Data, Setup]:
+    """Frequency and damping, the amplitude being known; noise of 0.05, and no discrepancy."""
+    rng = np.random.default_rng([number, 7])
+    times = np.linspace(0, 1, 25)[:, None]
+    design = (np.argsort(rng.random((2, 30)), axis=1).T + rng.random((30, 2))) / 30  # a Latin hypercube
+    x_runs, t = np.tile(times, (30, 1)), np.repeat(design, len(times), axis=0)
+    theta, x = rng.random(2), rng.random((20 + 200, 1))
+
+    def simulate(x: Array, t: Array) -> Array:
+        return oscillator(x, np.hstack([np.full((len(t), 1), 0.5), t]))[:, None]
+
+    y = simulate(x, np.tile(theta, (len(x), 1))) + 0.05 * rng.standard_normal((len(x), 1))
+    inputs = {"x": ("time",), "t": ("frequency", "damping")}
+    problem = parse_problem(
+        {
+            "name": "oscillation",
+            "control_inputs": [{"name": name, "bounds": [0.0, 1.0]} for name in inputs["x"]],
+            "calibration_inputs": [{"name": name, "bounds": [0.0, 1.0]} for name in inputs["t"]],
+            "outputs": [{"name": "z"}],
+        },
+        source="the benchmark",
+    )
+    setup = Setup(problem, ModelSettings(seed=number), FitSettings(), TransformSettings(), torch.float32)
+    return Data(x_runs, t, simulate(x_runs, t), x[:20], y[:20], x[20:], y[20:], theta), setup
+
+
 def _radionuclide(number: int) -> tuple[Data, Setup]:
     chosen = radionuclide_experiment.settings(False)
     sections = chosen["variants"]["deep"]
@@ -184,6 +220,13 @@ class Experiment(NamedTuple):
     shares_runs: bool = False
 
 
+def _borehole_few(number: int) -> tuple[Data, Setup]:
+    data, setup = _borehole(number, 100, 50)
+    runs = borehole.generate(100, 1, number)
+    data = data._replace(x_runs=runs.x_runs, t=runs.t, z=runs.z)
+    return data, setup._replace(model=ModelSettings(seed=number))
+
+
 def _borehole_1000(number: int) -> tuple[Data, Setup]:
     return _borehole(number, 100_000, 1_000)
 
@@ -211,6 +254,9 @@ EXPERIMENTS = {
     "borehole_small": Experiment(_borehole_small, 4, shares_runs=True),
     "cell": Experiment(_cell, 40),
     "radionuclide": Experiment(_radionuclide, 20),
+    "borehole_few": Experiment(_borehole_few, 100),
+    "cell_default": Experiment(_cell_default, 100),
+    "oscillation": Experiment(_oscillation, 100),
 }
 
 

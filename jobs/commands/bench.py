@@ -68,7 +68,16 @@ def train(quick: Quick = False, json: Json = False) -> None:
 def coverage(
     experiment: Annotated[
         Literal[
-            "illustrative", "borehole_1000", "borehole_10000", "borehole_full", "borehole_small", "cell", "radionuclide"
+            "illustrative",
+            "borehole_1000",
+            "borehole_10000",
+            "borehole_full",
+            "borehole_small",
+            "borehole_few",
+            "cell",
+            "cell_default",
+            "radionuclide",
+            "oscillation",
         ],
         typer.Argument(help="Whose truths and data are drawn again and again."),
     ],
