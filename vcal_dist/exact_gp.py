@@ -29,7 +29,7 @@ SMALLEST_NOISE = 1e-4
 # Prior medians and spreads of the logarithms; the length scale's median grows with the root of the inputs' number.
 LENGTHSCALE, LENGTHSCALE_SPREAD, AMPLITUDE_SPREAD = 0.5, 1.0, 1.0
 NOISE, NOISE_SPREAD = 1e-3, 3.0
-PATHS, CANDIDATES = 48, 512  # frequencies of the prior's features, and those that they are chosen from
+PATHS, CANDIDATES = 32, 512  # frequencies of the prior's features, and those that they are chosen from
 PLACES = 256  # of the unit cube, over which variances are compared
 
 

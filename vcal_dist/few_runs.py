@@ -39,8 +39,12 @@ PER_COORDINATE = 4
 FEW = 150  # runs up to which there are more folds
 FOLDS, FOLDS_OF_FEW, REPEATS = 5, 10, 2
 STEPS = 400
-BATCH = 1024  # rows of a step
-GP_ROWS, LEARNING_ROWS = 1000, 200  # that a process is conditioned on, and that its hyperparameters come from
+BATCH = 8000  # rows of a step, over all members
+GP_ROWS, GP_ROWS_OF_LONG_RUNS = 1000, 400  # that a process is conditioned on; fewer where rows are siblings
+    1000,
+    400,
+)  # that a process is conditioned on; fewer where rows are siblings of each other
+LEARNING_ROWS = 150  # that its hyperparameters come from
 VALIDATED = 8192  # rows at most
 ROW_KEY = 79
 
@@ -107,6 +111,11 @@ def count_folds(runs: int) -> int:
     return min(FOLDS_OF_FEW if runs <= FEW else FOLDS, runs)
 
 
+def batch_rows(runs: int) -> int:
+    """Rows of a step, of so many distinct runs."""
+    return BATCH // (REPEATS * count_folds(runs))
+
+
 def make_members(model: CalibrationModel, data: Folded, seed: int) -> Members:
     """The ensemble before its first step."""
     settings = model.settings
@@ -125,11 +134,11 @@ def make_members(model: CalibrationModel, data: Folded, seed: int) -> Members:
 
 def members_loss(members: Members, data: Folded, seed: int, step: int) -> Tensor:
     """The mean over members of −(log evidence + log p(Ω)) for each row; of a part of the rows where they are many."""
-    rows = len(data.u)
+    rows, batch = len(data.u), BATCH // len(members.omega)
     chosen: Tensor | slice = slice(None)
-    if rows > BATCH:
+    if rows > batch:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        chosen = torch.randperm(rows, generator=generator)[:BATCH].to(data.u.device)
+        chosen = torch.randperm(rows, generator=generator)[:batch].to(data.u.device)
     evidence = members.log_evidence(data.u[chosen], data.z[chosen], members.counted[:, chosen])
     known = members.counted.sum(-1) * data.z.shape[1]
     return -(evidence + members.log_prior() / known).mean()
@@ -207,7 +216,8 @@ def spread_order(run: Tensor, row: Tensor) -> Tensor:
 
 def _process(kind: exact_gp.Kind, data: Folded, z: Tensor, chosen: Tensor) -> tuple[Expert, Conditioned]:
     """Held-out predictions of a Gaussian process at the chosen rows, and the process of all runs."""
-    rows = spread_order(data.run, data.row)[:GP_ROWS]
+    most = min(GP_ROWS, max(GP_ROWS_OF_LONG_RUNS, int(data.run.max()) + 1))
+    rows = spread_order(data.run, data.row)[:most]
     held = torch.arange(data.folds, device=data.fold.device)[:, None]
     counted = torch.cat([torch.ones_like(data.fold[:1], dtype=torch.bool), data.fold[0] != held])  # (1 + folds, B)
     some = rows[:LEARNING_ROWS]

@@ -16,6 +16,7 @@ from vcal_dist.fullrank import Frame
 from vcal_dist.gp import DeepGP
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.priors import ThetaPrior
+from vcal_dist.stacked_emulator import StackedEmulator
 
 ROWS_OF_A_LAYER = 2000  # for each unit of a hidden layer
 SCREENING = ((64, 256), (512, 256))  # observations, and points kept, in the two rounds of screening
@@ -133,6 +134,12 @@ def _score(model: CalibrationModel, frame: Frame, observations: Observations, de
 
 def _emulated(model: CalibrationModel, frame: Frame, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
     """κ·φ_η(x, θ) m for θ̃ (P, d2), (P, R, K), and the residual's variance; its mean over all θ̃ if it depends on it."""
+    if isinstance(model.eta, StackedEmulator):  # whose weights' mean is that of its first columns
+        found = [
+            model.eta.mean(torch.cat([x.expand(len(some), -1, -1), model.rows_of_theta(some, len(x)).to(x)], -1))
+            for some in theta.split(64)
+        ]
+        return model.kappa * torch.cat(found), model.residual_variance()
     means, residuals = [], []
     for some in theta.split(64):
         phi = model.phi_eta(x, model.rows_of_theta(some, len(x)), None).double()  # (S, R, M_η)

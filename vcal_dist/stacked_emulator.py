@@ -124,6 +124,25 @@ class StackedEmulator(nn.Module):
             phi = torch.cat([self._features(block) for block in rows.split(BLOCK)]) if len(rows) else self._empty(rows)
         return phi.reshape(*u.shape[:-1], self.width)
 
+    @torch.no_grad()
+    def mean(self, u: Tensor) -> Tensor:
+        """g alone, (..., B, K): what costs least where the deviations are not needed."""
+        rows = u.reshape(-1, u.shape[-1]).double()
+        found = [self._mean(block) for block in rows.split(BLOCK)]
+        return torch.cat(found).reshape(*u.shape[:-1], self.outputs)
+
+    def _mean(self, u: Tensor) -> Tensor:
+        omega, weights, stack = (self.get_buffer(name) for name in ("omega", "member_weights", "stack"))
+        F = omega.shape[-1]
+        found = u.new_zeros(len(u), self.outputs)
+        for i in range(len(omega)):
+            P = u @ omega[i]
+            found = found + (P.cos() @ weights[i, :, :F].mT + P.sin() @ weights[i, :, F:].mT) / len(omega)
+        found = stack[MEMBERS] * found
+        for j in range(MEMBERS):
+            found = found + stack[j] * (self._across(j, u) @ self.get_buffer(f"alpha_{j}"))
+        return found
+
     def kl(self) -> Tensor:
         """Nothing here is variational."""
         return self.scale.new_zeros(())
@@ -161,12 +180,19 @@ class StackedEmulator(nn.Module):
             columns += [expert - g for expert in experts]
         return torch.cat([*columns, *deviations], -1)
 
+    def _across(self, j: int, u: Tensor) -> Tensor:
+        """k(u, X) of a Gaussian process, (B, N)."""
+        lengthscale, amplitude, slope, rows = (
+            self.get_buffer(f"{name}_{j}") for name in ("lengthscale", "amplitude", "slope", "rows")
+        )
+        h = Hyperparameters(lengthscale[None], amplitude[None], slope[None], slope[None])
+        return covariance(KINDS[j], h, u, rows)[0]
+
     def _process(self, j: int, u: Tensor) -> tuple[Tensor, Tensor]:
         """The mean (B, K) of a Gaussian process, and its deviations."""
-        rows, slope, amplitude = (self.get_buffer(f"{name}_{j}") for name in ("rows", "slope", "amplitude"))
-        h = Hyperparameters(self.get_buffer(f"lengthscale_{j}")[None], amplitude[None], slope[None], slope[None])
-        across = covariance(KINDS[j], h, u, rows)[0]  # (B, N)
-        names = ("path_omega", "path_amplitude", "path_solved")
-        omega, waves, solved = (self.get_buffer(f"{name}_{j}") for name in names)
+        across = self._across(j, u)
+        omega, waves, slope, solved = (
+            self.get_buffer(f"{name}_{j}") for name in ("path_omega", "path_amplitude", "slope", "path_solved")
+        )
         path = Paths(omega, waves, slope.exp(), solved)
         return across @ self.get_buffer(f"alpha_{j}"), path.prior(u) - across @ path.solved

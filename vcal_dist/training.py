@@ -214,7 +214,9 @@ class Prepared:
             if name == "emulator" and self.at_hand.stacked:
                 stage = fit.emulator
                 default = chosen.steps if stage.steps is not None or stage.epochs is not None else few_runs.STEPS
-                chosen = chosen._replace(steps=default, runs=min(self.totals.runs, few_runs.BATCH))
+                chosen = chosen._replace(
+                    steps=default, runs=min(self.totals.runs, few_runs.batch_rows(self.at_hand.distinct))
+                )
             elif name == "emulator" and is_collapsible(self.model, fit)[0] and not emulator_groups(self.model, 1.0):
                 chosen = chosen._replace(steps=0)  # all of η is known: `Descent` takes no step either
             found.append(chosen)
