@@ -41,9 +41,6 @@ FOLDS, FOLDS_OF_FEW, REPEATS = 5, 10, 2
 STEPS = 400
 BATCH = 8000  # rows of a step, over all members
 GP_ROWS, GP_ROWS_OF_LONG_RUNS = 1000, 400  # that a process is conditioned on; fewer where rows are siblings
-    1000,
-    400,
-)  # that a process is conditioned on; fewer where rows are siblings of each other
 LEARNING_ROWS = 150  # that its hyperparameters come from
 VALIDATED = 8192  # rows at most
 ROW_KEY = 79
