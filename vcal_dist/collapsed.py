@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-JITTERS = (1e-14, 1e-13, 1e-12)  # of the mean of the diagonal
+from vcal_dist.cholesky import cholesky
 
 
 class Gram(NamedTuple):
@@ -121,20 +121,7 @@ def posterior(sums: Gram) -> tuple[Tensor, Tensor]:
 
 
 def _factor(G: Tensor) -> Tensor:
-    """The factor of I + G; where rounding hides I beside G (rows without noise, large amplitudes), of a little more."""
-    matrix = G + torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if not bool(failed.any()):
-        return factor
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    for jitter in JITTERS:
-        more = torch.diag_embed(
-            torch.where(failed > 0, jitter * diagonal.mean(-1), 0.0).unsqueeze(-1).expand_as(diagonal)
-        )
-        factor, still = torch.linalg.cholesky_ex(matrix + more)
-        if not bool(still.any()):
-            return factor
-    return torch.linalg.cholesky(matrix)  # which says what is wrong
+    return cholesky(G + torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
 
 
 def weighted_gram(phi: Tensor, weight: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from vcal_dist.cholesky import cholesky
 from vcal_dist.features import FeatureSettings, draw_frequencies
 
 Kind = Literal["gaussian", "matern52"]
@@ -145,7 +146,7 @@ def _solve(K: Tensor, noise: Tensor, z: Tensor, counted: Tensor) -> tuple[Tensor
     """L with LLᵀ = K + s²I over the rows that count and the identity elsewhere, and α = (K + s²I)⁻¹z, 0 elsewhere."""
     both = counted.unsqueeze(-1) & counted.unsqueeze(-2)
     diagonal = torch.where(counted, noise.unsqueeze(-1), 1.0)
-    lower = torch.linalg.cholesky(torch.where(both, K, 0.0) + torch.diag_embed(diagonal))
+    lower = cholesky(torch.where(both, K, 0.0) + torch.diag_embed(diagonal))
     return lower, torch.cholesky_solve(torch.where(counted.unsqueeze(-1), z, 0.0), lower)
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vcal_dist.cholesky import cholesky
 from vcal_dist.collapsed import weighted_gram
 from vcal_dist.features import FeatureSettings, draw_frequencies
 
@@ -150,7 +151,7 @@ class Members(nn.Module):
 def _posterior(G: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """The factor of I + pG, (m, K or 1, M, M), and the mean of W, (m, K, M)."""
     identity = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    lower = torch.linalg.cholesky(identity + p[..., None, None] * G)
+    lower = cholesky(identity + p[..., None, None] * G)
     weighted = p.unsqueeze(-1) * b  # (m, K, M)
     if lower.shape[1] == 1:  # one factor, the outputs as columns
         return lower, torch.cholesky_solve(weighted.mT.unsqueeze(1), lower).squeeze(1).mT

@@ -249,7 +249,7 @@ def test_intervals_hold_what_they_promise_at_fresh_points() -> None:
         shares[kind] = float(np.mean(inside))
     for kind in ("emulator", "process", "observation"):
         assert shares[kind] > 0.8, kind
-    assert shares["emulator_without_residual"] < 0.6
+    assert shares["emulator_without_residual"] < shares["emulator"] - 0.1
     assert shares["process_without_residual"] < shares["process"]
 
 

@@ -88,6 +88,7 @@ def posterior(
         model=model,
         components=[getattr(kit, family)(2, outputs, model.width, 5 + 10 * c, **extra) for c in range(components)],
         log_weights=torch.arange(components, dtype=F64),
+        validation=None,
     )
     return Posterior.from_fitted(made, scaling, found, {"steps": 3, "loss": math.nan, "settings": {"rate": [0.1]}})
 
@@ -555,7 +556,9 @@ def test_a_posterior_does_not_change_when_training_goes_on(kit: Any) -> None:
     zero = torch.zeros(1, dtype=F64)
     scaling = Scaling(made, OutputScaling([TransformSettings()], zero, zero + 1, ["y0"]), F64)
     record: dict[str, Any] = {"steps": [1]}
-    fitted = SimpleNamespace(model=model, components=[kit.full_rank(2, 1, model.width)], log_weights=zero)
+    fitted = SimpleNamespace(
+        model=model, components=[kit.full_rank(2, 1, model.width)], log_weights=zero, validation=None
+    )
     found = Posterior.from_fitted(made, scaling, fitted, record)
     before = everything(found)
     with torch.no_grad():
@@ -602,7 +605,7 @@ def replaced(value: Any, *keys: Any) -> Callable[[Any], None]:
     ("change", "message"),
     [
         (replaced("another", "format"), "is a file of vcal-dist, but not a posterior"),
-        (replaced(2, "schema"), "has schema 2; this version of vcal-dist reads schema 1"),
+        (replaced(3, "schema"), "has schema 3; this version of vcal-dist reads schemas 1 and 2"),
         *((deleted(key), f"it has no '{key}'") for key in ("problem", "scaling", "model", "components", "record")),
         (deleted("model", "dtype"), "it has no 'dtype'"),
         (deleted("components", 0, "family"), "it has no 'family'"),
@@ -680,7 +683,9 @@ def test_names_that_netcdf_cannot_hold_are_changed_and_told(kit: Any, tmp_path: 
     assert len({*inner}) == len(names)
     model = kit.model("none", controls=2, prior=ThetaPrior.from_problem(many(names)))
     zero = torch.zeros(1, dtype=F64)
-    fitted = SimpleNamespace(model=model, components=[kit.mean_field(len(names), 1, model.width)], log_weights=zero)
+    fitted = SimpleNamespace(
+        model=model, components=[kit.mean_field(len(names), 1, model.width)], log_weights=zero, validation=None
+    )
     scaling = Scaling(many(names), OutputScaling([TransformSettings()], zero, zero + 1, ["y0"]), F64)
     Posterior.from_fitted(many(names), scaling, fitted).save(tmp_path)
     arviz = import_arviz()
