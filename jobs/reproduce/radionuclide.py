@@ -102,7 +102,8 @@ def _configuration(key: str, features: int, steps: int) -> dict[str, Any]:
         fit: dict[str, Any] = {"start": middle, "spread": 1.0}
     else:
         learned = {"features": features, "frequencies": "learned"}
-        model = {"eta": {"features": learned} | ({"hidden": [8], "hidden_features": learned} if key == "deep" else {})}
+        deep = {"hidden": [8], "hidden_features": learned} if key == "deep" else {}
+        model = {"emulator": "features", "eta": {"features": learned} | deep}  # what is compared is the depth of η
         fit = {}
     # A step of a deep emulator takes four samples of its hidden layer, and so about three times as long.
     fit["emulator"] = {"steps": steps if key.startswith("deep") else 3 * steps}

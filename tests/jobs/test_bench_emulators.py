@@ -254,8 +254,8 @@ def test_processes_bring_results_and_end_when_nobody_waits() -> None:
     results = in_processes(time.sleep, [0.0, 600.0, 600.0], 2)
     next(results)
     results.close()
-    for _ in range(100):  # the pool's own thread may be the one that reaps them
-        if multiprocessing.active_children() == before:
+    for _ in range(300):  # the pool's own thread may be the one that reaps them
+        if set(multiprocessing.active_children()) <= set(before):
             break
         time.sleep(0.1)
-    assert multiprocessing.active_children() == before
+    assert set(multiprocessing.active_children()) <= set(before)

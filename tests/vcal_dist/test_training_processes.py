@@ -36,6 +36,7 @@ from vcal_dist.errors import Diverged, ModelError, Preempted
 FLOAT64: dict[str, Any] = {"devices": {"precision": "float64"}}
 CASES: dict[str, dict[str, Any]] = {
     "collapsed": {},
+    "stacked": {"model": {"emulator": "stacked"}},
     "collapsed deep general": {"deep": True, "model": {"discrepancy": "general"}},
     "fullrank": {"weights": "fullrank", "fit": {"free_emulator": True}},
     "fullrank deep": {"weights": "fullrank", "deep": True, "model": {"likelihood_y": {"kind": "student_t"}}},

@@ -37,6 +37,7 @@ from vcal_dist.training import train
 
 KINDS: dict[str, dict[str, Any]] = {
     "collapsed": {},
+    "stacked": {"model": {"emulator": "stacked"}},
     "fullrank": {
         "weights": "fullrank",
         "model": {"likelihood_y": {"kind": "student_t"}, "varying_residual": True},
@@ -89,7 +90,9 @@ def assert_as_if_never_stopped(run: Path, whole: Path) -> None:
 # --- in this process --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "batches"), [("collapsed", 1), ("fullrank", 3), ("meanfield", 1), ("deep", 4)])
+@pytest.mark.parametrize(
+    ("kind", "batches"), [("collapsed", 1), ("stacked", 2), ("fullrank", 3), ("meanfield", 1), ("deep", 4)]
+)
 def test_every_batch_is_a_place_to_stop(store: Path, tmp_path: Path, whole: Whole, kind: str, batches: int) -> None:
     """Each attempt takes one batch, or a few; rows are streamed in one and resident in the next."""
     run, attempts = tmp_path / "run", 0

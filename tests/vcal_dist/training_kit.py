@@ -135,7 +135,7 @@ def settings(
     plain = {
         "store": str(store),
         "output": str(output),
-        "model": {"eta": eta, "delta": {"features": {"features": 4}}},
+        "model": {"emulator": "features", "eta": eta, "delta": {"features": {"features": 4}}},
         "fit": fit,
         "checkpoints": {"every_steps": 3, "every_seconds": None},
         "record_every": 1,
