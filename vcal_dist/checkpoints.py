@@ -28,7 +28,7 @@ from vcal_dist.phases import Descent
 from vcal_dist.schedule import Schedule, leaves
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-SCHEMA = 3
+SCHEMA = 4  # 3: before emulators of few runs were stacked, and whole runs held out
 
 
 class Checkpoints(Callback):

@@ -189,7 +189,9 @@ def _judged(store: Store, config: Config, member: Posterior, say: Say) -> tuple[
     found: list[Sample | None] = []
     for table, held in ((store.runs, at_hand.held_runs), (store.observations, at_hand.held_observations)):
         rows, numbers, among = _chosen(table, held.numpy(), most)
-        if not len(rows["x"]):
+        # An earlier version held rows out, not runs: what it held out cannot be told from here.
+        unknown = table.name == "runs" and at_hand.run is not None and "runs" not in member.record
+        if not len(rows["x"]) or unknown:
             found.append(None)
             continue
         if table.name == "runs" and member.validation is not None:
