@@ -44,7 +44,8 @@ class StopAt(Callback):
 
 
 def config(where: Path, run: Path, **fit: Any) -> Config:
-    settings = {"model": {"eta": SMALL, "delta": SMALL}, "fit": STEPS | fit, "devices": {"accelerator": "cpu"}}
+    model = {"emulator": "features", "eta": SMALL, "delta": SMALL}
+    settings = {"model": model, "fit": STEPS | fit, "devices": {"accelerator": "cpu"}}
     return Config.parse({"store": str(where / "data.zarr"), "output": str(run), "record_every": 8, **settings})
 
 
