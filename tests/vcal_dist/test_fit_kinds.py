@@ -148,7 +148,8 @@ def build(
     delta = delta or GPSettings(
         features=FeatureSettings(features=6, constant=0.3, linear=0.3), amplitude=0.1, lengthscale=0.7
     )
-    return CalibrationModel(1, prior, outputs, ModelSettings(eta=eta, delta=delta, **settings), dtype=dtype)
+    made = ModelSettings(eta=eta, delta=delta, emulator="features", **settings)
+    return CalibrationModel(1, prior, outputs, made, dtype=dtype)
 
 
 def settings_of(

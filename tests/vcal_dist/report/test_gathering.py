@@ -56,7 +56,7 @@ def test_without_its_store_a_run_is_still_reported(small_run: Path, tmp_path: Pa
     assert (found.store, found.runs, found.observations) == (None, None, None)
     assert "there is no store at" in str(found.unreachable)
     assert "Charts that need observations are left out: there is no store at" in page
-    assert "of 22 unseen runs lie inside" in page  # training has recorded that
+    assert "of 22 runs that training did not see lie inside" in page  # training has recorded that
 
 
 def test_rows_that_came_later_are_counted_and_not_read(small_run: Path, tmp_path: Path) -> None:
