@@ -61,7 +61,7 @@ class Members(nn.Module):
         self.separate = outputs <= SEPARATE_NOISE
         omega = torch.stack([draw_frequencies(d, settings, seed * 1009 + 7919 * (i + 1)) for i in range(m)])
         device = counted.device
-        self.register_buffer("counted", counted)
+        self.register_buffer("counted", counted, persistent=False)  # follows from the folds
         self.omega = nn.Parameter(omega.to(device, dtype))  # Ω (m, d, F)
         self.log_lengthscale = nn.Parameter(lengthscale.log().to(device, dtype).repeat(m, 1))  # (m, d)
         self.log_amplitude = nn.Parameter(torch.zeros(m, dtype=dtype, device=device))

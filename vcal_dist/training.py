@@ -404,14 +404,14 @@ def assess(prepared: Prepared, fitted: Fitted) -> dict[str, Any]:
     return found
 
 
-def describe(planned: list[Chosen], totals: Totals, at_hand: AtHand) -> Iterator[str]:
+def describe(planned: list[Chosen], totals: Totals, at_hand: AtHand | None = None) -> Iterator[str]:
     """The plan, a line a stage."""
     runs = f"{totals.runs:,} runs"
-    if at_hand.run is not None:
+    if at_hand is not None and at_hand.run is not None:
         held = f" ({len(at_hand.held_runs):,} more rows are of runs held out)" if len(at_hand.held_runs) else ""
         runs = f"{totals.runs:,} rows of {at_hand.distinct:,} runs{held}"
     yield f"training on {runs} and {totals.observations:,} observations"
-    if at_hand.stacked:
+    if at_hand is not None and at_hand.stacked:
         folds = few_runs.count_folds(at_hand.distinct)
         yield (
             f"  few runs: the emulator is trained in {folds} folds of whole runs, {few_runs.REPEATS} times, and "

@@ -255,7 +255,7 @@ def test_closing_ends_at_the_mode_of_the_exact_posterior_and_as_wide(kit: Any) -
     ones = torch.ones(3000, dtype=F64)
     runs = Runs(u, z, torch.zeros_like(z), torch.arange(3000), ones)
     rows = Observations(x, y, None, torch.zeros_like(y), torch.arange(200), ones[:200])
-    frame, _ = fit_emulator(model, runs, FitSettings(emulator=StageSettings(steps=150)))
+    frame = fit_emulator(model, runs, FitSettings(emulator=StageSettings(steps=150))).frame
     grid = torch.linspace(-1.5, 1.0, 2001, dtype=F64)
     log_density = collapsed_log_density(model, frame, lambda: [rows], grid[:, None])
     density = (log_density - log_density.max()).exp()
