@@ -36,6 +36,8 @@ def emulator_error(gathered: Gathered) -> list[Check]:
     if not found:
         return []
     ratio, status, name, error, noise = max(found)
+    counted = is_stacked(gathered) and status == "bad"  # intervals of θ contain this error
+    status = "care" if counted else status
     several = len(found) > 1
     about = f"For '{name}', the worst of {len(found)} outputs, the" if several else "The"
     what = {
@@ -43,6 +45,8 @@ def emulator_error(gathered: Gathered) -> list[Check]:
         "care": "not small beside the noise: it widens what can be known of θ.",
         "bad": "larger than the noise: it limits what can be known of θ.",
     }[status]
+    if counted:
+        what = "larger than the noise: it limits what can be known of θ, whose intervals contain it."
     unit = next(output.unit for output in gathered.posterior.problem.outputs if output.name == name)
     transform = transform_of(gathered, name)
     scale = f", on the scale of its transform ({transform})" if transform != "none" else ""
