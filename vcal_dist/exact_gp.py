@@ -26,6 +26,9 @@ from vcal_dist.features import FeatureSettings, draw_frequencies
 Kind = Literal["gaussian", "matern52"]
 KINDS: tuple[Kind, ...] = ("gaussian", "matern52")
 STEPS, RATE = 200, 0.3  # of Adam
+# Where it begins: from long length scales and little noise it often ends in a poor mode.
+FIRST_LENGTHSCALE, FIRST_NOISE = 0.2, 0.1
+REVISION_STEPS, REVISION_RATE = 40, 0.1  # of Adam, with more rows
 SMALLEST_NOISE = 1e-4
 # Prior medians and spreads of the logarithms; the length scale's median grows with the root of the inputs' number.
 LENGTHSCALE, LENGTHSCALE_SPREAD, AMPLITUDE_SPREAD = 0.5, 1.0, 1.0
@@ -96,17 +99,30 @@ def log_prior(h: Hyperparameters) -> Tensor:
     )
 
 
-def learn(kind: Kind, u: Tensor, z: Tensor, counted: Tensor, steps: int = STEPS) -> Hyperparameters:
+def learn(kind: Kind, u: Tensor, z: Tensor, counted: Tensor) -> Hyperparameters:
     """Maximum a posteriori from rows u (N, d) and z (N, K), for each set of them that counts (P, N)."""
     P, d = len(counted), u.shape[1]
-    device = u.device
 
     def start(value: float, *shape: int) -> Tensor:
-        return torch.full(shape, math.log(value), dtype=torch.float64, device=device, requires_grad=True)
+        return torch.full(shape, math.log(value), dtype=torch.float64, device=u.device)
 
-    h = Hyperparameters(start(LENGTHSCALE * math.sqrt(d), P, d), start(1.0, P), start(0.5, P), start(NOISE, P))
-    optimizer = torch.optim.Adam(list(h), lr=RATE, betas=(0.9, 0.95))
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 20), pct_start=0.1)
+    lengthscale = start(FIRST_LENGTHSCALE * math.sqrt(d), P, d)
+    h = Hyperparameters(lengthscale, start(1.0, P), start(0.5, P), start(FIRST_NOISE, P))
+    return _climb(kind, h, u, z, counted, STEPS, RATE)
+
+
+def revise(kind: Kind, h: Hyperparameters, u: Tensor, z: Tensor, counted: Tensor) -> Hyperparameters:
+    """`learn` with more rows than those that h comes from."""
+    return _climb(kind, h, u, z, counted, REVISION_STEPS, REVISION_RATE)
+
+
+@torch.enable_grad()
+def _climb(
+    kind: Kind, start: Hyperparameters, u: Tensor, z: Tensor, counted: Tensor, steps: int, rate: float
+) -> Hyperparameters:
+    h = Hyperparameters(*(part.clone().requires_grad_() for part in start))
+    optimizer = torch.optim.Adam(list(h), lr=rate, betas=(0.9, 0.95))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     rows = counted.sum(-1)
     for _ in range(steps):
         K = covariance(kind, h, u, u)
