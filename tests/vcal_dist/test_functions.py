@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from vcal_dist.problems.functions import FUNCTIONS, PEAK, PEAK_WIDTH
+from vcal_dist.problems.functions import FUNCTIONS, G_WEIGHTS, PEAK, PEAK_WIDTH
 from vcal_dist.problems.longform import LONG_FORMS
 
 RNG_SEED = 5
@@ -24,6 +24,11 @@ INPUTS = {
     "ridge": 3,
     "step": 3,
     "product_peak": 3,
+    "currin": 2,
+    "park": 4,
+    "curved": 8,
+    "welch": 20,
+    "g_function": 5,
 }
 
 
@@ -46,7 +51,7 @@ def test_every_function_is_finite_on_the_cube_and_varies() -> None:
         assert z.shape == (1000,), name
         assert np.isfinite(z).all(), name
         assert z.std() > 0, name
-        corners = np.array(np.meshgrid(*[(0.0, 1.0)] * INPUTS[name])).reshape(INPUTS[name], -1).T
+        corners = np.random.default_rng(RNG_SEED).integers(0, 2, (1000, INPUTS[name])).astype(float)
         assert np.isfinite(function(corners)).all(), name
 
 
@@ -141,6 +146,44 @@ def test_product_peak() -> None:
     assert at("product_peak", PEAK[0] + PEAK_WIDTH, PEAK[1] - PEAK_WIDTH, PEAK[2]) == pytest.approx(1 / 4)
     exact = math.prod(PEAK_WIDTH * (math.atan((1 - w) / PEAK_WIDTH) + math.atan(w / PEAK_WIDTH)) for w in PEAK)
     assert FUNCTIONS["product_peak"](points("product_peak")).mean() == pytest.approx(exact, rel=0.01)
+
+
+def test_currin() -> None:
+    """Its maximum is the one in the Virtual Library."""
+    z = FUNCTIONS["currin"](points("currin"))
+    assert at("currin", 0.216667, 0.02282407) == pytest.approx(13.798650, abs=1e-4)
+    assert z.max() < 13.799
+    assert at("currin", 0, 0) == pytest.approx(3)
+
+
+def test_park() -> None:
+    assert at("park", 1, 1, 1, 1) == pytest.approx(25.5893, abs=1e-3)  # the Virtual Library's maximum
+    assert FUNCTIONS["park"](points("park")).max() < 25.59
+    assert at("park", 0, 0.25, 0, 1) == pytest.approx(0.25 + 3 * math.e)
+
+
+def test_curved() -> None:
+    assert at("curved", *[0] * 8) == pytest.approx(4 * 4 + 9 + 16)
+    by_hand = 4 * 1 + 1 + 16 * math.sqrt(2) + sum(i * math.log(i - 1) for i in range(4, 9))
+    assert at("curved", 1, 0.5, *[1] * 6) == pytest.approx(by_hand)
+
+
+def test_welch() -> None:
+    z = FUNCTIONS["welch"](points("welch"))
+    assert z.mean() == pytest.approx(5 / 6 + 1 / 48, abs=0.02)  # the other terms are odd about the middle
+    u = points("welch", 50)
+    still = u.copy()
+    still[:, [7, 15]] = 0.3
+    np.testing.assert_array_equal(FUNCTIONS["welch"](still), FUNCTIONS["welch"](u))
+    assert at("welch", *[0.5] * 18, 1.0, 0.5) == pytest.approx(40 / 8 - 5 / 2)
+
+
+def test_g_function() -> None:
+    """Mean and variance are known exactly."""
+    z = FUNCTIONS["g_function"](points("g_function"))
+    assert z.mean() == pytest.approx(1, abs=0.01)
+    exact = math.prod(1 + 1 / (3 * (1 + a) ** 2) for a in G_WEIGHTS) - 1
+    assert z.var() == pytest.approx(exact, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ten functions of the emulation literature on the unit cube: name, number of inputs, and f(u) for rows u (n, d).
+"""Fifteen functions of the emulation literature on the unit cube: name, number of inputs, and f(u) for rows u (n, d).
 
 Most are collected in the Virtual Library of Simulation Experiments of Surjanovic and Bingham
 (https://www.sfu.ca/~ssurjano/), whose ranges of the inputs are used here.
@@ -34,6 +34,10 @@ WING = (
 RIDGE_STEEPNESS = 8.0
 PEAK = (0.4, 0.5, 0.6)  # where the product peak is largest ...
 PEAK_WIDTH = 0.25  # ... and the distance at which each of its factors is a half
+G_WEIGHTS = (0.0, 1.0, 4.5, 9.0, 99.0)  # the larger, the less an input of the g-function matters
+# Coefficients of Welch's function by the number of the input, beside its non-linear terms.
+WELCH = {5: 1, 19: -5, 2: 0.05, 3: 0.08, 6: -0.03, 7: 0.03, 9: -0.09, 10: -0.01, 11: -0.07, 14: -0.04, 15: 0.06}
+WELCH |= {17: -0.01, 18: -0.03}
 
 
 class Function(NamedTuple):
@@ -164,6 +168,46 @@ def product_peak(u: ArrayLike) -> Array:
     return z
 
 
+def currin(u: ArrayLike) -> Array:
+    """The exponential function of Currin, Mitchell, Morris and Ylvisaker (1991); largest, 13.8, at (0.217, 0.023)."""
+    u1, u2 = np.asarray(u, np.float64).T
+    with np.errstate(divide="ignore"):
+        factor = -np.expm1(-0.5 / u2)
+    z: Array = factor * (2300 * u1**3 + 1900 * u1**2 + 2092 * u1 + 60) / (100 * u1**3 + 500 * u1**2 + 4 * u1 + 20)
+    return z
+
+
+def park(u: ArrayLike) -> Array:
+    """½·(√(u₁² + (u₂ + u₃²)·u₄) − u₁) + (u₁ + 3·u₄)·exp(1 + sin u₃) (Park 1991; Cox, Park and Singer 2001)."""
+    u1, u2, u3, u4 = np.asarray(u, np.float64).T
+    z: Array = 0.5 * (np.sqrt(u1**2 + (u2 + u3**2) * u4) - u1) + (u1 + 3 * u4) * np.exp(1 + np.sin(u3))
+    return z
+
+
+def curved(u: ArrayLike) -> Array:
+    """The highly curved function of Dette and Pepelyshev (2010), of eight inputs."""
+    u = np.asarray(u, np.float64)
+    u1, u2, u3 = u[:, :3].T
+    sums = np.cumsum(u[:, 2:], axis=1)[:, 1:]  # u₃ + … + u_i for i = 4 … 8
+    first: Array = 4 * (u1 - 2 + 8 * u2 - 8 * u2**2) ** 2 + (3 - 4 * u2) ** 2
+    return first + 16 * np.sqrt(u3 + 1) * (2 * u3 - 1) ** 2 + np.log1p(sums) @ np.arange(4.0, 9.0)
+
+
+def welch(u: ArrayLike) -> Array:
+    """Twenty inputs, of which the 8th and the 16th do nothing, and many next to nothing (Welch et al. 1992)."""
+    v = dict(enumerate((np.asarray(u, np.float64) - 0.5).T, 1))
+    linear = sum(coefficient * v[i] for i, coefficient in WELCH.items())
+    z: Array = 5 * v[12] / (1 + v[1]) + 5 * (v[4] - v[20]) ** 2 + 40 * v[19] ** 3 + 0.25 * v[13] ** 2 + linear
+    return z
+
+
+def g_function(u: ArrayLike) -> Array:
+    """Π (|4·u_i − 2| + a_i)/(1 + a_i) with five inputs: a kink in the middle of each (Saltelli and Sobol' 1995)."""
+    a = np.array(G_WEIGHTS)
+    z: Array = np.prod((np.abs(4 * np.asarray(u, np.float64) - 2) + a) / (1 + a), axis=1)
+    return z
+
+
 FUNCTIONS = {
     function.name: function
     for function in (
@@ -177,6 +221,11 @@ FUNCTIONS = {
         Function("ridge", 3, ridge),
         Function("step", 3, step),
         Function("product_peak", 3, product_peak),
+        Function("currin", 2, currin),
+        Function("park", 4, park),
+        Function("curved", 8, curved),
+        Function("welch", 20, welch),
+        Function("g_function", 5, g_function),
     )
 }
 
