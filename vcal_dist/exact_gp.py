@@ -25,10 +25,10 @@ from vcal_dist.features import FeatureSettings, draw_frequencies
 
 Kind = Literal["gaussian", "matern52"]
 KINDS: tuple[Kind, ...] = ("gaussian", "matern52")
-STEPS, RATE = 200, 0.3  # of Adam
+STEPS, RATE = 150, 0.3  # of Adam
 # Where it begins: from long length scales and little noise it often ends in a poor mode.
 FIRST_LENGTHSCALE, FIRST_NOISE = 0.2, 0.1
-REVISION_STEPS, REVISION_RATE = 40, 0.1  # of Adam, with more rows
+REVISION_STEPS, REVISION_RATE = 60, 0.3  # of Adam, with more rows
 SMALLEST_NOISE = 1e-4
 # Prior medians and spreads of the logarithms; the length scale's median grows with the root of the inputs' number.
 LENGTHSCALE, LENGTHSCALE_SPREAD, AMPLITUDE_SPREAD = 0.5, 1.0, 1.0

@@ -39,9 +39,9 @@ PER_COORDINATE = 4
 FEW = 150  # runs up to which there are more folds
 FOLDS, FOLDS_OF_FEW, REPEATS = 5, 10, 2
 STEPS = 400
-BATCH = 8000  # rows of a step, over all members
+BATCH = 6000  # rows of a step, over all members
 GP_ROWS, GP_ROWS_OF_LONG_RUNS = 1000, 400  # that a process is conditioned on; fewer where rows are siblings
-LEARNING_ROWS, REVISION_ROWS = 150, 400  # that its hyperparameters come from: first, and then
+LEARNING_ROWS, REVISION_ROWS = 150, 300  # that its hyperparameters come from: first, and then
 VALIDATED = 8192  # rows at most
 ROW_KEY = 79
 

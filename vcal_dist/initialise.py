@@ -136,7 +136,7 @@ def _emulated(model: CalibrationModel, frame: Frame, x: Tensor, theta: Tensor) -
     """κ·φ_η(x, θ) m for θ̃ (P, d2), (P, R, K), and the residual's variance; its mean over all θ̃ if it depends on it."""
     if isinstance(model.eta, StackedEmulator):  # whose weights' mean is that of its first columns
         found = [
-            model.eta.mean(torch.cat([x.expand(len(some), -1, -1), model.rows_of_theta(some, len(x)).to(x)], -1))
+            model.eta.rough_mean(torch.cat([x.expand(len(some), -1, -1), model.rows_of_theta(some, len(x)).to(x)], -1))
             for some in theta.split(64)
         ]
         return model.kappa * torch.cat(found), model.residual_variance()
