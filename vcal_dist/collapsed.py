@@ -97,7 +97,7 @@ def in_frame(sums: Gram, root: Tensor) -> Gram:
 
 def log_evidence(sums: Gram) -> Tensor:
     """log N(r; 0, ΦΦᵀ + diag(1/p)) for each leading index, through the weight-space Cholesky factor."""
-    fitted: Tensor = _HalfQuadraticMinusLogDet.apply(sums.G, sums.b)  # type: ignore[no-untyped-call]
+    fitted = half_quadratic_minus_log_det(sums.G, sums.b.unsqueeze(-2))
     return fitted - 0.5 * sums.square + 0.5 * sums.log_precision - 0.5 * math.log(2 * math.pi) * sums.rows
 
 
@@ -152,15 +152,21 @@ class _WeightedProducts(torch.autograd.Function):
         return by_phi.sum_to_size(phi.shape), (precision * along).sum_to_size(target.shape), by_precision
 
 
+def half_quadratic_minus_log_det(G: Tensor, b: Tensor) -> Tensor:
+    """½Σ_k b_kᵀ(I+G)⁻¹b_k − ½K·log|I+G| for G (..., M, M) and b (..., K, M), whose rows share G: (...)."""
+    found: Tensor = _HalfQuadraticMinusLogDet.apply(G, b)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _HalfQuadraticMinusLogDet(torch.autograd.Function):
-    """½bᵀ(I+G)⁻¹b − ½log|I+G|, whose gradient −½((I+G)⁻¹ + wwᵀ), w needs no pass back through the factorisation."""
+    """The gradient, −½(K·(I+G)⁻¹ + Σ_k w_k w_kᵀ) and w, needs no pass back through the factorisation."""
 
     @staticmethod
     def forward(ctx: Any, G: Tensor, b: Tensor) -> Tensor:
         factor = _factor(G)
-        w = torch.cholesky_solve(b.unsqueeze(-1), factor)  # (..., M, 1)
+        w = torch.cholesky_solve(b.mT, factor)  # (..., M, K)
         ctx.save_for_backward(factor, w)
-        return 0.5 * (b * w.squeeze(-1)).sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return 0.5 * (b.mT * w).sum((-1, -2)) - b.shape[-2] * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     @staticmethod
     @once_differentiable
@@ -168,4 +174,4 @@ class _HalfQuadraticMinusLogDet(torch.autograd.Function):
         factor, w = ctx.saved_tensors
         inverse = torch.cholesky_inverse(factor)
         upstream = upstream[..., None, None]
-        return -0.5 * upstream * (inverse + w @ w.mT), (upstream * w).squeeze(-1)
+        return -0.5 * upstream * (w.shape[-1] * inverse + w @ w.mT), upstream * w.mT

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vcal_dist.cholesky import cholesky
-from vcal_dist.collapsed import weighted_gram
+from vcal_dist.collapsed import half_quadratic_minus_log_det, weighted_gram
 from vcal_dist.features import FeatureSettings, draw_frequencies
 
 FLOOR = 1e-4  # the noise never falls below it, as that of a likelihood
@@ -112,10 +112,10 @@ class Members(nn.Module):
         """log p(z of the rows that count), weights integrated out, in nats for each of them: (m,)."""
         G, b, square, rows = self.sums(u, z, counted)
         p = 1 / self.noise_variance()  # (m, K or 1)
-        lower, weights = _posterior(G, b, p)
-        log_det = lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # (m, K or 1)
-        fit = 0.5 * (p * ((b * weights).sum(-1) - square)) - log_det
-        total = (fit + 0.5 * rows * (p.log() - math.log(2 * math.pi))).sum(-1)
+        scaled, weighted = p[..., None, None] * G, p.unsqueeze(-1) * b
+        shared = scaled.shape[1] == 1  # one factor for all outputs
+        fit = half_quadratic_minus_log_det(scaled, weighted.unsqueeze(1 if shared else 2)).sum(-1)
+        total = fit + 0.5 * (rows * (p.log() - math.log(2 * math.pi)) - p * square).sum(-1)
         return total / rows.sum(-1).clamp_min(1.0)
 
     @torch.no_grad()

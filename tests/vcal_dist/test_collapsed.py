@@ -10,7 +10,16 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from vcal_dist.collapsed import Gram, gram, in_frame, joined_gram, log_evidence, log_evidence_if_any, posterior
+from vcal_dist.collapsed import (
+    Gram,
+    gram,
+    half_quadratic_minus_log_det,
+    in_frame,
+    joined_gram,
+    log_evidence,
+    log_evidence_if_any,
+    posterior,
+)
 
 F64 = torch.float64
 
@@ -180,3 +189,18 @@ def test_sums_without_a_factor_have_no_evidence() -> None:
     found = log_evidence_if_any(sums)
     assert found[1] == -torch.inf
     torch.testing.assert_close(found[0], log_evidence(Gram(*(part[0] for part in sums))))
+
+
+def test_columns_that_share_a_gram(kit: Any) -> None:
+    """Value by plain linear algebra, gradient by finite differences."""
+    root, b = kit.rand(31, 3, 4, 6), kit.rand(32, 3, 2, 4)
+    root.requires_grad_()
+    b.requires_grad_()
+
+    def value(root: Tensor, b: Tensor) -> Tensor:
+        return half_quadratic_minus_log_det(root @ root.mT, b)
+
+    A = torch.eye(4, dtype=root.dtype) + root @ root.mT
+    expected = 0.5 * (b * torch.linalg.solve(A, b.mT).mT).sum((-1, -2)) - A.logdet()
+    torch.testing.assert_close(value(root, b), expected)
+    assert torch.autograd.gradcheck(value, (root, b))
