@@ -28,7 +28,6 @@ KINDS: tuple[Kind, ...] = ("gaussian", "matern52")
 STEPS, RATE = 150, 0.3  # of Adam
 # Where it begins: from long length scales and little noise it often ends in a poor mode.
 FIRST_LENGTHSCALE, FIRST_NOISE = 0.2, 0.1
-REVISION_STEPS, REVISION_RATE = 60, 0.3  # of Adam, with more rows
 SMALLEST_NOISE = 1e-4
 # Prior medians and spreads of the logarithms; the length scale's median grows with the root of the inputs' number.
 LENGTHSCALE, LENGTHSCALE_SPREAD, AMPLITUDE_SPREAD = 0.5, 1.0, 1.0
@@ -99,6 +98,7 @@ def log_prior(h: Hyperparameters) -> Tensor:
     )
 
 
+@torch.enable_grad()
 def learn(kind: Kind, u: Tensor, z: Tensor, counted: Tensor) -> Hyperparameters:
     """Maximum a posteriori from rows u (N, d) and z (N, K), for each set of them that counts (P, N)."""
     P, d = len(counted), u.shape[1]
@@ -108,26 +108,22 @@ def learn(kind: Kind, u: Tensor, z: Tensor, counted: Tensor) -> Hyperparameters:
 
     lengthscale = start(FIRST_LENGTHSCALE * math.sqrt(d), P, d)
     h = Hyperparameters(lengthscale, start(1.0, P), start(0.5, P), start(FIRST_NOISE, P))
-    return _climb(kind, h, u, z, counted, STEPS, RATE)
-
-
-def revise(kind: Kind, h: Hyperparameters, u: Tensor, z: Tensor, counted: Tensor) -> Hyperparameters:
-    """`learn` with more rows than those that h comes from."""
-    return _climb(kind, h, u, z, counted, REVISION_STEPS, REVISION_RATE)
-
-
-@torch.enable_grad()
-def _climb(
-    kind: Kind, start: Hyperparameters, u: Tensor, z: Tensor, counted: Tensor, steps: int, rate: float
-) -> Hyperparameters:
-    h = Hyperparameters(*(part.clone().requires_grad_() for part in start))
-    optimizer = torch.optim.Adam(list(h), lr=rate, betas=(0.9, 0.95))
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    h = Hyperparameters(*(part.requires_grad_() for part in h))
+    optimizer = torch.optim.Adam(list(h), lr=RATE, betas=(0.9, 0.95))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS, pct_start=0.1)
     rows = counted.sum(-1)
-    for _ in range(steps):
+    best = rows.new_full(rows.shape, -torch.inf, dtype=torch.float64)
+    found = [part.detach().clone() for part in h]
+    for _ in range(STEPS):
         K = covariance(kind, h, u, u)
         with torch.no_grad():
             lower, alpha = _solve(K, h.noise_variance(), z, counted)
+            # A long step can lead astray where there is next to no noise: the best place counts, not the last one.
+            value = _log_density(lower, alpha, z, counted) + log_prior(h)
+            better = value > best
+            best = torch.where(better, value, best)
+            for kept, part in zip(found, h, strict=True):
+                kept[better] = part[better]
             # ∂ log p(z)/∂K = ½(ααᵀ − n_out·K⁻¹); of rows that do not count α is zero, and K⁻¹ must be.
             inverse = torch.cholesky_inverse(lower) * counted.unsqueeze(-1)
             slope = 0.5 * (alpha @ alpha.mT - z.shape[1] * inverse)  # (P, N, N)
@@ -138,13 +134,16 @@ def _climb(
         loss.backward()
         optimizer.step()
         scheduler.step()
-    return Hyperparameters(*(part.detach() for part in h))
+    return Hyperparameters(*found)
 
 
 @torch.no_grad()
 def log_evidence(kind: Kind, h: Hyperparameters, u: Tensor, z: Tensor, counted: Tensor) -> Tensor:
     """log p(z) of all outputs together, (P,)."""
-    lower, alpha = _solve(covariance(kind, h, u, u), h.noise_variance(), z, counted)
+    return _log_density(*_solve(covariance(kind, h, u, u), h.noise_variance(), z, counted), z, counted)
+
+
+def _log_density(lower: Tensor, alpha: Tensor, z: Tensor, counted: Tensor) -> Tensor:
     known = torch.where(counted.unsqueeze(-1), z, 0.0)
     log_det = lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     rows = counted.sum(-1)

@@ -41,7 +41,7 @@ FOLDS, FOLDS_OF_FEW, REPEATS = 5, 10, 2
 STEPS = 400
 BATCH = 6000  # rows of a step, over all members
 GP_ROWS, GP_ROWS_OF_LONG_RUNS = 1000, 400  # that a process is conditioned on; fewer where rows are siblings
-LEARNING_ROWS, REVISION_ROWS = 150, 300  # that its hyperparameters come from: first, and then
+LEARNING_ROWS = 250  # that its hyperparameters come from
 VALIDATED = 8192  # rows at most
 ROW_KEY = 79
 
@@ -219,9 +219,6 @@ def _process(kind: exact_gp.Kind, data: Folded, z: Tensor, chosen: Tensor) -> tu
     counted = torch.cat([torch.ones_like(data.fold[:1], dtype=torch.bool), data.fold[0] != held])  # (1 + folds, B)
     some = rows[:LEARNING_ROWS]
     h = exact_gp.learn(kind, data.u[some].double(), z[some], counted[:, some])
-    if len(rows) > LEARNING_ROWS:
-        some = rows[:REVISION_ROWS]
-        h = exact_gp.revise(kind, h, data.u[some].double(), z[some], counted[:, some])
     u = data.u[chosen].double()
     mean, var = torch.zeros_like(data.z[chosen]), torch.zeros(len(chosen), dtype=torch.float64, device=u.device)
     for fold in range(data.folds):
