@@ -21,7 +21,7 @@ from vcal_dist import exact_gp
 from vcal_dist.batches import Observations, Runs, take
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.exact_gp import KINDS, Conditioned
-from vcal_dist.folds import assign_folds, run_numbers
+from vcal_dist.folds import assign_folds, inseparable
 from vcal_dist.initialise import spread_of
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.members import Members, Posterior
@@ -93,10 +93,12 @@ class Folded(NamedTuple):
 
 
 def fold_runs(runs: Runs, run: Tensor | None, controls: int, seed: int) -> Folded:
-    """All rows that count; without numbers of their runs, these are told by the calibration inputs."""
+    """All rows that count, in folds of whole runs and of all their replicates if these are not too few for folds."""
     rows = (runs.weight > 0) & ~runs.z.isnan().all(-1)
     chosen = take(runs, rows)
-    numbers = run_numbers(chosen.u[:, controls:]) if run is None else torch.unique(run[rows], return_inverse=True)[1]
+    numbers = inseparable(chosen.u[:, controls:], None if run is None else run[rows])
+    if run is not None and int(numbers.max()) + 1 < FEWEST:
+        numbers = torch.unique(run[rows], return_inverse=True)[1]
     distinct = int(numbers.max()) + 1
     folds = count_folds(distinct)
     fold = assign_folds(numbers, folds, REPEATS, seed)

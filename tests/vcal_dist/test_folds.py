@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vcal_dist.few_runs import spread_order
-from vcal_dist.folds import assign_folds, run_numbers
+from vcal_dist.folds import assign_folds, inseparable, run_numbers
 
 
 def test_rows_with_the_same_calibration_inputs_are_one_run() -> None:
@@ -13,6 +13,15 @@ def test_rows_with_the_same_calibration_inputs_are_one_run() -> None:
     numbers = run_numbers(t)
     assert numbers[0] == numbers[2]
     assert len(numbers.unique()) == 3
+
+
+def test_runs_with_the_same_calibration_inputs_stay_together() -> None:
+    t = torch.tensor([[0.1], [0.1], [0.2], [0.2], [0.3], [0.4]])
+    assert inseparable(t, None).tolist() == [0, 0, 1, 1, 2, 3]
+    run = torch.tensor([7, 7, 2, 3, 5, 5])  # 2 and 3 are replicates; 5 has two values of t
+    found = inseparable(t, run).tolist()
+    assert sorted(set(found)) == [0, 1, 2]
+    assert len(set(zip(found, [0, 0, 1, 1, 2, 2], strict=True))) == 3
 
 
 def test_all_rows_of_a_run_are_in_one_fold_and_folds_are_even() -> None:
