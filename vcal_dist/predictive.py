@@ -198,6 +198,20 @@ def sampled_process(ensemble: Ensemble, x: Tensor) -> tuple[Tensor, Tensor]:
     return both[:, 0], both[:, 1]
 
 
+@torch.no_grad()
+def sampled_delta(ensemble: Ensemble, x: Tensor) -> Tensor:
+    """An additive δ at every draw, (S, B, K)."""
+    model = ensemble.model
+    delta = model.delta
+    assert delta is not None
+
+    def of_group(group: Group) -> Tensor:
+        found = delta(x, group.draw).double() @ group.weights[..., model.eta.width :].mT
+        return found.expand(len(group.theta), *found.shape[-2:])
+
+    return ensemble.over(of_group)
+
+
 # --- from the model's units to the user's ----------------------------------------------------------------------------
 
 
@@ -261,6 +275,9 @@ def _users_samples(
     parts = [torch.zeros(ensemble.size, 0, model.outputs, dtype=torch.float64, device=inputs.x.device)]
     for block in map(inputs.rows, ensemble.blocks(len(inputs.x))):
         x, noise = block.x, block.noise
+        if what == "discrepancy" and _is_delta(model, outputs):  # η costs most, and is not needed
+            parts.append(sampled_delta(ensemble, x) * outputs.sd)
+            continue
         if FUNCTION[what] == "emulator":
             likelihood, f, eta = model.likelihood_z, sampled_emulator(ensemble, x, block.t), None
         else:
@@ -280,6 +297,12 @@ def _users_samples(
             value = value - in_users_units(model.likelihood_z, outputs, eta)
         parts.append(value)
     return torch.cat(parts, 1)
+
+
+def _is_delta(model: CalibrationModel, outputs: OutputScaling) -> bool:
+    """Whether the process is η plus something that does not depend on it, in the user's units too."""
+    affine = all(is_affine(likelihood, outputs) for likelihood in (model.likelihood_y, model.likelihood_z))
+    return model.delta is not None and model.kind == "additive" and affine and float(model.kappa) == 1.0
 
 
 def _residual(ensemble: Ensemble, inputs: Inputs, what: What, generator: torch.Generator, same: bool) -> Tensor | float:

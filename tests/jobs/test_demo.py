@@ -13,7 +13,12 @@ from vcal_dist.posterior import Posterior
 from vcal_dist.problems import borehole
 
 FEW = ["fit.emulator.steps=20", "fit.theta.steps=5", "fit.joint.steps=2", "fit.evaluations=0"]
-SMALL = ["model.eta.features.features=10", "model.delta.features.features=4", "fit.screening=64"]
+SMALL = [
+    "model.emulator=features",
+    "model.eta.features.features=10",
+    "model.delta.features.features=4",
+    "fit.screening=64",
+]
 
 
 def demo(output: Path, runs: int = 50) -> int:

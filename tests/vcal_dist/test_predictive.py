@@ -22,6 +22,7 @@ from vcal_dist.predictive import (
     in_users_units,
     is_affine,
     moments,
+    sampled_delta,
     sampled_emulator,
     sampled_process,
 )
@@ -193,6 +194,13 @@ def test_rows_may_come_in_any_blocks(kit: Any, name: str, monkeypatch: pytest.Mo
         assert len([*together.blocks(7)]) == 4
         for found, expected in zip(moments(together, x, what, at), in_one, strict=True):  # type: ignore[arg-type]
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("additive")])
+def test_delta_alone_is_the_process_less_the_emulator(kit: Any, name: str) -> None:
+    together, x = ensemble(kit, name, 16), kit.rand(1, 7, 2)
+    f, eta = sampled_process(together, x)
+    torch.testing.assert_close(sampled_delta(together, x), f - together.model.kappa * eta)
 
 
 @pytest.mark.parametrize("name", RANDOM)

@@ -231,11 +231,12 @@ def _around(posterior: Answers, grid: Array, what: What, functions: Array, k: in
     """What has a residual, or noise too, around functions (S, G) of `process_without_residual`."""
     if not _is_even(posterior):
         return _band(posterior, grid, what, k, OUTCOMES)
-    found = posterior.predict(grid, what, samples=len(functions))  # the same functions
-    assert found.samples is not None
+    mean = posterior.predict(grid, what).mean[:, k]
+    samples = posterior.predict(grid[:NOISES], what, samples=len(functions)).samples  # of the same functions
+    assert samples is not None
     # What does not depend on x may as well be the same along the line: quantiles are then as smooth as f is.
-    added = (found.samples[:, :, k] - functions)[:, :NOISES]  # (S, NOISES)
-    return _of_draws(found.mean[:, k], (functions[:, None] + added[:, :, None]).reshape(-1, len(grid)))
+    added = samples[:, :, k] - functions[:, :NOISES]  # (S, NOISES)
+    return _of_draws(mean, (functions[:, None] + added[:, :, None]).reshape(-1, len(grid)))
 
 
 def _is_even(posterior: Answers) -> bool:
