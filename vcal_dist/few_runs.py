@@ -96,9 +96,11 @@ def fold_runs(runs: Runs, run: Tensor | None, controls: int, seed: int) -> Folde
     """All rows that count, in folds of whole runs and of all their replicates if these are not too few for folds."""
     rows = (runs.weight > 0) & ~runs.z.isnan().all(-1)
     chosen = take(runs, rows)
-    numbers = inseparable(chosen.u[:, controls:], None if run is None else run[rows])
-    if run is not None and int(numbers.max()) + 1 < FEWEST:
-        numbers = torch.unique(run[rows], return_inverse=True)[1]
+    own = None if run is None else run[rows]
+    numbers = inseparable(chosen.u[:, controls:], own)
+    if int(numbers.max()) + 1 < FEWEST:  # nearly all are replicates; without numbers every row is a run
+        own = torch.arange(len(numbers), device=numbers.device) if own is None else own
+        numbers = torch.unique(own, return_inverse=True)[1]
     distinct = int(numbers.max()) + 1
     folds = count_folds(distinct)
     fold = assign_folds(numbers, folds, REPEATS, seed)

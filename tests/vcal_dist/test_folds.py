@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vcal_dist.few_runs import spread_order
+from vcal_dist.batches import Runs
+from vcal_dist.few_runs import fold_runs, spread_order
 from vcal_dist.folds import assign_folds, inseparable, run_numbers
 
 
@@ -22,6 +23,18 @@ def test_runs_with_the_same_calibration_inputs_stay_together() -> None:
     found = inseparable(t, run).tolist()
     assert sorted(set(found)) == [0, 1, 2]
     assert len(set(zip(found, [0, 0, 1, 1, 2, 2], strict=True))) == 3
+
+
+def test_runs_that_are_nearly_all_replicates_are_held_out_one_by_one() -> None:
+    """Where t never varies, every member must still learn from some of the runs."""
+    u = torch.rand(20, 2, generator=torch.Generator().manual_seed(1))
+    u[:, 1] = 0.5
+    z = u[:, :1].double()
+    runs = Runs(u, z, torch.zeros_like(z), torch.arange(20), torch.ones(20, dtype=torch.float64))
+    for run, count in ((None, 20), (torch.arange(20) // 4, 5)):
+        data = fold_runs(runs, run, 1, seed=0)
+        assert int(data.run.max()) + 1 == count
+        assert bool((data.counted.sum(-1) > 0).all())
 
 
 def test_all_rows_of_a_run_are_in_one_fold_and_folds_are_even() -> None:
