@@ -40,8 +40,8 @@ FEW = 150  # runs up to which there are more folds
 FOLDS, FOLDS_OF_FEW, REPEATS = 5, 10, 2
 STEPS = 400
 BATCH = 6000  # rows of a step, over all members
-GP_ROWS, GP_ROWS_OF_LONG_RUNS = 1000, 400  # that a process is conditioned on; fewer where rows are siblings
-LEARNING_ROWS = 250  # that its hyperparameters come from
+GP_ROWS = 1000  # that a process is conditioned on
+LEARNING_ROWS = 300  # that its hyperparameters come from
 VALIDATED = 8192  # rows at most
 ROW_KEY = 79
 
@@ -217,8 +217,7 @@ def spread_order(run: Tensor, row: Tensor) -> Tensor:
 
 def _process(kind: exact_gp.Kind, data: Folded, z: Tensor, chosen: Tensor) -> tuple[Expert, Conditioned]:
     """Held-out predictions of a Gaussian process at the chosen rows, and the process of all runs."""
-    most = min(GP_ROWS, max(GP_ROWS_OF_LONG_RUNS, int(data.run.max()) + 1))
-    rows = spread_order(data.run, data.row)[:most]
+    rows = spread_order(data.run, data.row)[:GP_ROWS]
     held = torch.arange(data.folds, device=data.fold.device)[:, None]
     counted = torch.cat([torch.ones_like(data.fold[:1], dtype=torch.bool), data.fold[0] != held])  # (1 + folds, B)
     some = rows[:LEARNING_ROWS]

@@ -81,7 +81,7 @@ def test_learning_ends_at_the_mode(kind: Kind) -> None:
     h = exact_gp.learn(kind, u, z, counted)
 
     def value(h: Hyperparameters) -> Tensor:
-        return exact_gp.log_evidence(kind, h, u, z, counted) + exact_gp.log_prior(h)
+        return exact_gp.log_evidence(kind, h, u, z, counted) + exact_gp.log_prior(h, counted.sum(-1))
 
     here = value(h)
     generator = Kit.generator(5)
@@ -102,7 +102,7 @@ def test_learning_finds_the_best_mode(kind: Kind, name: str) -> None:
     d = function.inputs
 
     def value(h: Hyperparameters) -> float:
-        return float(exact_gp.log_evidence(kind, h, u, z, counted) + exact_gp.log_prior(h))
+        return float(exact_gp.log_evidence(kind, h, u, z, counted) + exact_gp.log_prior(h, counted.sum(-1)))
 
     def unpacked(flat: np.ndarray) -> Hyperparameters:
         t = torch.from_numpy(flat)
