@@ -48,6 +48,7 @@ from vcal_dist.run_place import RunPlace, run_place
 from vcal_dist.schedule import Schedule, check_family
 from vcal_dist.stages import choose, emulator_groups, is_collapsible
 from vcal_dist.strategy import DataParallel, Launched
+from vcal_dist.threads import torch_threads
 from vcal_dist.way import way
 from vcal_dist.work import Fitted, Found, Work
 
@@ -462,18 +463,13 @@ def open_or_make(config: Config, *, first: bool = True) -> Store:
 def threads(devices: DeviceSettings, launched: Launched | None = None) -> Iterator[None]:
     """So many threads of this process as were asked for; processes on one machine share its cores."""
     keep_pages()
-    before = torch.get_num_threads()
     count = devices.threads
     if count is None and launched is not None:
         count = launched.threads
     elif count is None and isinstance(devices.devices, int) and devices.devices > 1:
         count = max(1, len(os.sched_getaffinity(0)) // devices.devices)
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
+    with torch_threads(count):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
