@@ -29,6 +29,11 @@ INPUTS = {
     "curved": 8,
     "welch": 20,
     "g_function": 5,
+    "franke": 2,
+    "gramacy_lee": 2,
+    "morokoff": 5,
+    "bratley": 6,
+    "cantilever": 5,
 }
 
 
@@ -72,6 +77,40 @@ def test_friedman() -> None:
     z = FUNCTIONS["friedman"](points("friedman"))
     # ∫∫ sin(πuv) = (γ + ln π − Ci(π))/π = 0.52447
     assert z.mean() == pytest.approx(5.2447 + 20 / 12 + 5 + 2.5, abs=0.05)
+
+
+def test_franke() -> None:
+    # Every term is a product of functions of one input, whose integrals are known.
+    def bump(middle: float, width: float) -> float:
+        """∫ exp(−(9x − middle)²/width²) dx over the unit interval."""
+        ends = math.erf((9 - middle) / width) + math.erf(middle / width)
+        return ends * width * math.sqrt(math.pi) / 18
+
+    slope = 10 / 9 * (math.exp(-0.1) - math.exp(-1.0))
+    mean = 0.75 * bump(2, 2) ** 2 + 0.75 * bump(-1, 7) * slope + 0.5 * bump(7, 2) * bump(3, 2)
+    mean -= 0.2 * bump(4, 1) * bump(7, 1)
+    assert FUNCTIONS["franke"](points("franke")).mean() == pytest.approx(mean, abs=0.003)
+
+
+def test_gramacy_lee_has_its_peak_in_a_corner() -> None:
+    root = 1 / math.sqrt(2)
+    assert at("gramacy_lee", (2 + root) / 8, 0.25) == pytest.approx(root * math.exp(-0.5))
+    assert at("gramacy_lee", (2 - root) / 8, 0.25) == pytest.approx(-root * math.exp(-0.5))
+    assert FUNCTIONS["gramacy_lee"](points("gramacy_lee")).max() <= root * math.exp(-0.5)
+    assert abs(at("gramacy_lee", 1.0, 1.0)) < 1e-20
+
+
+def test_morokoff_and_bratley_have_the_means_that_they_were_made_with() -> None:
+    assert FUNCTIONS["morokoff"](points("morokoff")).mean() == pytest.approx(1.0, abs=0.005)
+    assert at("morokoff", 1, 1, 1, 1, 0) == 0.0
+    assert FUNCTIONS["bratley"](points("bratley")).mean() == pytest.approx(-(1 - 0.5**6) / 3, abs=0.003)
+    assert at("bratley", 1, 1, 1, 0, 1, 1) == pytest.approx(-1.0)
+
+
+def test_cantilever_adds_the_bending_of_both_loads_at_a_right_angle() -> None:
+    # By hand, of a beam with L = 100, E = 2.9e7, X = 500, Y = 1000 and w = t = 3: force·L³/(3EI) in each direction.
+    bent = [force * 100**3 / (3 * 2.9e7 * 3**4 / 12) for force in (500, 1000)]
+    assert centre("cantilever") == pytest.approx(math.hypot(*bent))
 
 
 def test_piston_is_where_the_forces_are_in_equilibrium() -> None:

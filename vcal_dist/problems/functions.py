@@ -1,4 +1,4 @@
-"""Fifteen functions of the emulation literature on the unit cube: name, number of inputs, and f(u) for rows u (n, d).
+"""Twenty functions of the emulation literature on the unit cube: name, number of inputs, and f(u) for rows u (n, d).
 
 Most are collected in the Virtual Library of Simulation Experiments of Surjanovic and Bingham
 (https://www.sfu.ca/~ssurjano/), whose ranges of the inputs are used here.
@@ -31,6 +31,8 @@ WING = (
     (1700, 2500),
     (0.025, 0.08),
 )
+CANTILEVER = ((2.6e7, 3.2e7), (300, 700), (700, 1300), (2, 4), (2, 4))
+CANTILEVER_LENGTH = 100.0
 RIDGE_STEEPNESS = 8.0
 PEAK = (0.4, 0.5, 0.6)  # where the product peak is largest ...
 PEAK_WIDTH = 0.25  # ... and the distance at which each of its factors is a half
@@ -208,6 +210,42 @@ def g_function(u: ArrayLike) -> Array:
     return z
 
 
+def franke(u: ArrayLike) -> Array:
+    """Two hills, a slope and a dip (Franke 1979)."""
+    x, y = 9 * np.asarray(u, np.float64).T
+    z: Array = 0.75 * np.exp(-((x - 2) ** 2 + (y - 2) ** 2) / 4) + 0.75 * np.exp(-((x + 1) ** 2) / 49 - (y + 1) / 10)
+    return z + 0.5 * np.exp(-((x - 7) ** 2 + (y - 3) ** 2) / 4) - 0.2 * np.exp(-((x - 4) ** 2) - (y - 7) ** 2)
+
+
+def gramacy_lee(u: ArrayLike) -> Array:
+    """x₁·exp(−x₁² − x₂²) over [−2, 6]²: a peak and a dip in a corner, and nothing elsewhere (Gramacy and Lee 2008)."""
+    x1, x2 = 8 * np.asarray(u, np.float64).T - 2
+    z: Array = x1 * np.exp(-(x1**2) - x2**2)
+    return z
+
+
+def morokoff(u: ArrayLike) -> Array:
+    """(1 + 1/d)^d·Π u_i^(1/d) with d = 5 inputs: infinitely steep at the faces (Morokoff and Caflisch 1995)."""
+    u = np.asarray(u, np.float64)
+    d = u.shape[1]
+    z: Array = (1 + 1 / d) ** d * np.prod(u ** (1 / d), axis=1)
+    return z
+
+
+def bratley(u: ArrayLike) -> Array:
+    """Σ_i (−1)^i·Π_{j ≤ i} u_j with six inputs: interactions of every order (Bratley, Fox and Niederreiter 1992)."""
+    products = np.cumprod(np.asarray(u, np.float64), axis=1)
+    z: Array = products @ (-1.0) ** np.arange(1, products.shape[1] + 1)
+    return z
+
+
+def cantilever(u: ArrayLike) -> Array:
+    """The displacement of a beam's end under two loads X and Y (Wu et al. 2001): 4L³/(Ewt)·√((Y/t²)² + (X/w²)²)."""
+    E, X, Y, w, t = _physical(u, CANTILEVER)
+    z: Array = 4 * CANTILEVER_LENGTH**3 / (E * w * t) * np.hypot(Y / t**2, X / w**2)
+    return z
+
+
 FUNCTIONS = {
     function.name: function
     for function in (
@@ -226,6 +264,11 @@ FUNCTIONS = {
         Function("curved", 8, curved),
         Function("welch", 20, welch),
         Function("g_function", 5, g_function),
+        Function("franke", 2, franke),
+        Function("gramacy_lee", 2, gramacy_lee),
+        Function("morokoff", 5, morokoff),
+        Function("bratley", 6, bratley),
+        Function("cantilever", 5, cantilever),
     )
 }
 
