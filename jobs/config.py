@@ -7,16 +7,20 @@ same file serves many data sets. They become absolute here, so that workers star
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 
+from jobs.run_state import is_run
 from storage.validation import show
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
+from vcal_dist.locations import refusal, remote_locations
 
+SWEEP, TRIALS = "sweep.yaml", "trials"  # as jobs.sweeps.directory names them, which is too heavy to load here
 ASIDE = "sweep"  # a section that only `vcal sweep` reads
 MAPPING = "or with a mapping or a list as transforms={flow: {kind: log}}"
 EXAMPLE = f"write it as fit.emulator.steps=200, {MAPPING}"
@@ -53,12 +57,35 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(TAG + "float", EXPONENT, list("-+.0123456789"))
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = (), *, trust_locations: bool = False) -> Config:
     """The configuration in a YAML file, with keys replaced by overrides; a later override wins.
+
+    A run's own file may be a stranger's: network locations in it are used if an override names them too, or with
+    `trust_locations`.
 
     >>> load("borehole.yaml", ["fit.emulator.steps=200", "model.eta.hidden=[8, 8]"])  # doctest: +SKIP
     """
-    return configure(read(path), overrides, str(path), Path(path).stem)
+    data = read(path)
+    if not trust_locations:
+        refuse_recorded(Path(path), data, overrides)
+    return configure(data, overrides, str(path), Path(path).stem)
+
+
+def refuse_recorded(path: Path, data: Any, overrides: Sequence[str]) -> None:
+    """A file that a run or a sweep wrote names network locations only if the user has named them again."""
+    if not is_record(path) or not isinstance(data, dict):
+        return
+    named = {override.partition("=")[0].strip() for override in overrides}
+    found = {key: value for key, value in remote_locations(data).items() if key not in named}
+    if found:
+        again = " ".join(shlex.quote(f"{key}={value}") for key, value in found.items())
+        raise ConfigError(refusal(str(path), found, f"say it again with {again}"))
+
+
+def is_record(path: Path) -> bool:
+    """Whether a configuration was written by a run or a sweep, and not by the user."""
+    folder = path.parent
+    return is_run(folder) or ((folder / SWEEP).is_file() and (folder / TRIALS).is_dir())
 
 
 def read(path: str | Path) -> Any:

@@ -105,11 +105,12 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
 
 
 def _problem_of(store: str | None) -> Problem | None:
-    """The problem of the store that a run reads, if it can be reached."""
+    """The problem of the store that a run reads, if it is on this machine: the run may be a stranger's."""
     import storage
+    from vcal_dist.locations import is_remote
 
     try:
-        return None if store is None else storage.open(store).problem
+        return None if store is None or is_remote(store) else storage.open(store).problem
     except storage.VcalError:
         return None
 

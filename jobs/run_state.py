@@ -110,12 +110,17 @@ def time_of(path: Path) -> str:
 def resume_command(run: Path) -> str:
     """What a user types to go on with a run."""
     from vcal_dist.errors import ConfigError
+    from vcal_dist.locations import remote_locations
 
     arguments = ["train", str(run / CONFIG)]
     try:
-        output = read_config(run).output
+        config = read_config(run)
     except ConfigError:
-        output = None
+        config = None
+    output = None if config is None else config.output
+    if config is not None:  # a location on the network is used only if the user names it
+        named = remote_locations(config.plain())
+        arguments += [f"{key}={value}" for key, value in named.items() if key != "output"]
     if output is None or Path(output).resolve() != run.resolve():  # it was moved, or begun in another directory
         arguments.append(f"output={run}")
     return vcal(*arguments)

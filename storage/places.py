@@ -201,6 +201,14 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _aws_error() -> type[Exception]:
+    """Of requests that got no answer, or could not be made; botocore is not loaded for local stores."""
+    from botocore.exceptions import BotoCoreError
+
+    error: type[Exception] = BotoCoreError
+    return error
+
+
 class S3Place:
     """A prefix of an S3 bucket. Puts are atomic and durable; conditional puts guard the commit and the lock.
 
@@ -230,8 +238,10 @@ class S3Place:
             return files.cat_file(path), info["ETag"]
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise StoreError(f"cannot read s3://{path}: {error}") from error
+        except (OSError, _aws_error()) as error:
+            raise StoreError(
+                f"cannot read s3://{path}: {error}; check the address, the network and the credentials"
+            ) from error
 
     def refuse_foreign(self) -> None:
         """A prefix is nobody's; other objects below it do no harm."""
@@ -252,6 +262,10 @@ class S3Place:
             self._files.call_s3("put_object", Bucket=bucket, Key=name, Body=data, **condition)
         except FileNotFoundError as error:
             raise StoreError(f"cannot write s3://{bucket}/{name}: {error}; does the bucket exist?") from error
+        except _aws_error() as error:
+            raise StoreError(
+                f"cannot write s3://{bucket}/{name}: {error}; check the address, the network and the credentials"
+            ) from error
         except OSError as error:
             raise StoreError(
                 f"s3://{bucket}/{name} was changed by another writer, or is not writable: {error}"

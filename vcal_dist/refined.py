@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from storage.store import Store
 from vcal_dist.config import Config
 from vcal_dist.errors import ModelError
 from vcal_dist.plan import FitSettings
@@ -52,15 +53,25 @@ def refine(
     *,
     evaluations: int = EVALUATIONS,
     changes: dict[str, Any] | None = None,
+    store: str | None = None,
+    trust_locations: bool = False,
     progress: bool = True,
     say: Say = lambda _: None,
 ) -> tuple[Posterior, list[Moved]]:
     """The run's posterior, refined and written in its place, and how far each parameter moved.
 
-    `changes` are sections of the configuration that say where and how it is computed: `devices`, `data`.
+    `changes` are sections of the configuration that say where and how it is computed: `devices`, `data`. `store` is
+    where the rows are if not where the run's record says; a store on the network that only the record names is opened
+    with `trust_locations`.
     """
     before = Posterior.load(place.path)
-    prepared = _prepared(place, before, evaluations, changes or {})
+    if not (place.path / FILE).is_file():
+        raise ModelError(f"{place.url} has no {FILE}; refine a run that is finished")
+    config = config_of_run(before.record)
+    rows, _, unreachable = store_of_run(place.path, before, config, store, trust_locations=trust_locations)
+    if config is None or rows is None:
+        raise ModelError(f"the run in {place.url} cannot be refined: {unreachable}")
+    prepared = _prepared(place, before, config, rows, evaluations, changes or {})
     work = Work(prepared.model, prepared.config.fit, prepared.totals, prepared.config.seed, None)
     why = impossible(work)
     if why:
@@ -86,14 +97,10 @@ def refine(
     return after, moved
 
 
-def _prepared(place: RunPlace, before: Posterior, evaluations: int, changes: dict[str, Any]) -> Prepared:
+def _prepared(
+    place: RunPlace, before: Posterior, config: Config, store: Store, evaluations: int, changes: dict[str, Any]
+) -> Prepared:
     """What training began with, the model being as it ended."""
-    if not (place.path / FILE).is_file():
-        raise ModelError(f"{place.url} has no {FILE}; refine a run that is finished")
-    config = config_of_run(before.record)
-    store, _, unreachable = store_of_run(place.path, before, before.record, config)
-    if config is None or store is None:
-        raise ModelError(f"the run in {place.url} cannot be refined: {unreachable}")
     data = config.plain()
     for section, values in changes.items():
         data[section] = {**data[section], **values}

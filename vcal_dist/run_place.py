@@ -41,12 +41,14 @@ class RunPlace:
             for found in self.files.find(self.root):
                 name = str(found)[len(self.root) :].lstrip("/")
                 if name.partition("/")[0] not in LEFT:
-                    target = self.path / name
+                    target = inside(self.path, name, self.url)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     self.files.get_file(found, str(target))
                     self._sent[name] = _stamp(target)
         except FileNotFoundError:
             return
+        except ConfigError:
+            raise
         except Exception as error:  # every file system has its own
             raise ConfigError(
                 f"cannot read the run at {self.url}: {error}; check the address and the credentials"
@@ -73,6 +75,17 @@ class RunPlace:
                 _log.warning("cannot write %s/%s: %s; the next checkpoint tries again", self.url, name, error)
                 return
             self._sent[name] = stamp
+
+
+def inside(folder: Path, name: str, source: str) -> Path:
+    """The file of that name below the folder; a name that leads elsewhere is refused."""
+    parts = name.split("/")
+    if "" in parts or "." in parts or ".." in parts or "\\" in name or "\0" in name or Path(name).is_absolute():
+        raise ConfigError(
+            f"{source} holds an object named {name!r}, which would be written outside of the run's directory; "
+            "somebody made it on purpose: do not use this run, or delete that object"
+        )
+    return folder / name
 
 
 def _stamp(file: Path) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.console import note, print_json, stdout
+from jobs.locations import Store, TrustLocations
 
 if TYPE_CHECKING:
     from vcal_dist.report.diagnostics import Verdict
@@ -21,6 +22,8 @@ def diagnose(
         str, typer.Argument(metavar="RUN", help="A run directory of `vcal train`, several averaged, or a URL.")
     ],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    store: Store = None,
+    trust_locations: TrustLocations = False,
     strict: Annotated[
         bool, typer.Option("--strict", help=f"Exit with status {STRICT} if the verdict is 'bad', for scripts.")
     ] = False,
@@ -34,7 +37,8 @@ def diagnose(
     from vcal_dist.report import diagnostics, gather
 
     with finished_run(run, "diagnose") as (place, folder, posterior):
-        verdict = diagnostics.diagnose(gather(folder, posterior, place=place.url, say=note))
+        gathered = gather(folder, posterior, place=place.url, store=store, trust_locations=trust_locations, say=note)
+        verdict = diagnostics.diagnose(gathered)
         if json:
             print_json(described(place.url, verdict))
         else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.console import number, print_json, stdout, table, vcal
+from jobs.locations import Store, TrustLocations
 
 if TYPE_CHECKING:
     from vcal_dist.posterior import Posterior
@@ -28,6 +29,8 @@ def refine(
     evaluations: Annotated[
         int, typer.Option(min=1, help="Points where the exact posterior is evaluated.", show_default=True)
     ] = 2048,
+    store: Store = None,
+    trust_locations: TrustLocations = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Refine the posterior of θ of a finished run, and say how far it moved.
@@ -51,7 +54,14 @@ def refine(
             raise ConfigError(f"'{key}' cannot be changed when a run is refined; accepted: {', '.join(WHERE)}")
     changes: dict[str, Any] = overridden({}, overrides or [])
     with finished_run(run, "refine") as (place, _, _):
-        posterior, moved = refined(place, evaluations=evaluations, changes=changes, say=say)
+        posterior, moved = refined(
+            place,
+            evaluations=evaluations,
+            changes=changes,
+            store=store,
+            trust_locations=trust_locations,
+            say=say,
+        )
     if not is_first():
         return
     if json:

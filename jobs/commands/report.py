@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from jobs.console import note, stdout
+from jobs.locations import Store, TrustLocations
 
 if TYPE_CHECKING:
     from vcal_dist.run_place import RunPlace
@@ -35,13 +36,15 @@ def report(
         Literal["html", "png", "pdf"],
         typer.Option("--format", help="A page that needs no network, or its figures for a paper."),
     ] = "html",
+    store: Store = None,
+    trust_locations: TrustLocations = False,
 ) -> None:
     """Write a report of a finished run: what the parameters are, how sure that is, and whether to trust it.
 
     The page holds everything that it shows and asks no network for anything. Rows come from the store that the run
     was trained on; if that cannot be reached, the report says so and leaves out what needs them.
     """
-    written = write_report(run, output, kind)
+    written = write_report(run, output, kind, store=store, trust_locations=trust_locations)
     stdout().print(str(written), soft_wrap=True)
 
 
@@ -50,6 +53,9 @@ def write_report(
     output: Path | None = None,
     kind: Literal["html", "png", "pdf"] = "html",
     truth: Mapping[str, float] | None = None,
+    *,
+    store: str | None = None,
+    trust_locations: bool = False,
 ) -> str:
     """Writes the report of a run; where it lies. `truth` is known of examples."""
     from jobs.run_state import finished_run
@@ -59,7 +65,15 @@ def write_report(
 
     with finished_run(run, "report") as (place, folder, posterior):
         target = _target(place, folder, output, kind)
-        gathered = gather(folder, posterior, place=place.url, truth=truth, say=note)
+        gathered = gather(
+            folder,
+            posterior,
+            place=place.url,
+            truth=truth,
+            store=store,
+            trust_locations=trust_locations,
+            say=note,
+        )
         page = html(gathered, note).encode() if kind == "html" else b""
         try:
             if kind == "html":

@@ -9,6 +9,7 @@ import typer
 
 from jobs.commands.train import told
 from jobs.console import print_json, stderr, stdout, table
+from jobs.locations import TrustLocations
 
 if TYPE_CHECKING:
     from jobs.sbc.outcome import Outcome
@@ -52,6 +53,7 @@ def sbc(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="S", help="Of truths and data.")] = 0,
+    trust_locations: TrustLocations = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Calibrate data drawn from the prior, again and again, and tell whether intervals cover the truths as promised.
@@ -64,7 +66,7 @@ def sbc(
 
     if ray is not None and workers is not None:
         raise typer.BadParameter("is for processes of this machine; leave it out with --ray", param_hint="--workers")
-    settings = load(config, overrides or [])
+    settings = load(config, overrides or [], trust_locations=trust_locations)
     check(settings.model)
     output = _place(settings, output)
     outcome = judge(settings, output, replicates, simulator=simulator, workers=workers, ray=ray, seed=seed)

@@ -12,6 +12,7 @@ import typer
 
 from jobs.commands.train import told
 from jobs.console import number, print_json, stderr, stdout, table
+from jobs.locations import TrustLocations
 
 if TYPE_CHECKING:
     from jobs.sweeps.outcome import Outcome
@@ -26,6 +27,7 @@ def sweep(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Keys to replace, e.g. sweep.trials=32.", show_default=False),
     ] = None,
+    trust_locations: TrustLocations = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     address: Annotated[
         str | None,
@@ -53,7 +55,7 @@ def sweep(
 
     if trial is not None and collect:
         raise typer.BadParameter("trains one trial, and --collect none; give one of them", param_hint="--trial")
-    settings = load(config, overrides or [])
+    settings = load(config, overrides or [], trust_locations=trust_locations)
     if trial is not None:
         run_one(settings, trial, as_json=json)
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from jobs.console import number, print_json, stderr, stdout, table, vcal
+from jobs.locations import TrustLocations
 
 if TYPE_CHECKING:
     from vcal_dist.config import Config
@@ -36,6 +37,7 @@ def train(
             metavar="[KEY=VALUE]...", help="Keys to replace, e.g. fit.emulator.steps=500.", show_default=False
         ),
     ] = None,
+    trust_locations: TrustLocations = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of configurations, for editors, and exit.")
@@ -83,7 +85,7 @@ def train(
         raise typer.BadParameter(
             "a configuration file is needed; see jobs/configs/borehole.yaml for one", param_hint="CONFIG"
         )
-    settings = load(config, overrides or [])
+    settings = load(config, overrides or [], trust_locations=trust_locations)
     only_ray = {
         "--address": address,
         "--workers": workers,

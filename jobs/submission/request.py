@@ -93,13 +93,14 @@ def request(arguments: Sequence[str]) -> Request:
         raise ConfigError(f"{name} needs a configuration file, {EXAMPLE}")
     options = tuple(word for parameter in command.params for word in _spelled(parameter, context))
     config, overrides = Path(values["config"]), values["overrides"] or []
+    trust = bool(values.get("trust_locations"))
     if name == "sweep":
         from jobs.sweeps.settings import load as load_sweep
 
-        return Request("sweep", load_sweep(config, overrides).plain(), options)
+        return Request("sweep", load_sweep(config, overrides, trust_locations=trust).plain(), options)
     from jobs.config import load
 
-    return Request("train", load(config, overrides).plain(), options)
+    return Request("train", load(config, overrides, trust_locations=trust).plain(), options)
 
 
 def _spelled(parameter: Any, context: Any) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from jobs.config import ASIDE, configure, overridden, read
+from jobs.config import ASIDE, configure, overridden, read, refuse_recorded
 from jobs.sweeps.defaults import default_space
 from jobs.sweeps.space import Dimension, Space, placed
 from storage.validation import explain, show
@@ -168,9 +168,15 @@ class Sweep:
             )
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """The sweep in a YAML file, with keys replaced by overrides, also those of the section: `sweep.trials=8`."""
-    return Sweep.parse(read(path), str(path), overrides, Path(path).stem)
+def load(path: str | Path, overrides: Sequence[str] = (), *, trust_locations: bool = False) -> Sweep:
+    """The sweep in a YAML file, with keys replaced by overrides, also those of the section: `sweep.trials=8`.
+
+    Network locations in a file that a run or a sweep wrote are treated as `jobs.config.load` does.
+    """
+    data = read(path)
+    if not trust_locations:
+        refuse_recorded(Path(path), data, overrides)
+    return Sweep.parse(data, str(path), overrides, Path(path).stem)
 
 
 def _settings(data: dict[str, Any], source: str = "the sweep") -> SweepSettings:

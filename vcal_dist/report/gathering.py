@@ -25,13 +25,14 @@ from vcal_dist.answers import Answers
 from vcal_dist.assessment import Judged, judge_observations, judge_runs, judge_validation
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
+from vcal_dist.locations import is_remote, refusal
 from vcal_dist.metrics import read_metrics
 from vcal_dist.mixed import Averaged
 from vcal_dist.posterior import DTYPES, FILE, Posterior
 from vcal_dist.rows import AT_HAND, rows_at_hand
+from vcal_dist.run_directory import DATA, VERSIONS, WHERE
 
 # As run_directory names them, which loads Lightning and so takes seconds.
-VERSIONS, DATA = "versions.json", "data.zarr"
 MOST_ROWS = 2000  # of each table that are judged and drawn
 MOST_VALUES = 4000  # of all outputs together: the page must not grow with their number
 LEAST_ROWS = 200
@@ -89,25 +90,31 @@ def gather(
     *,
     place: str | None = None,
     truth: Mapping[str, float] | None = None,
+    store: str | None = None,
+    trust_locations: bool = False,
     say: Say = lambda _: None,
 ) -> Gathered:
-    """From the run's directory and the posterior in it. `place` is what the user calls the directory."""
+    """From the run's directory and the posterior in it. `place` is what the user calls the directory.
+
+    `store` is where the rows are if not where the run's record says; a store on the network that only the record names
+    is opened with `trust_locations`.
+    """
     member = heaviest(posterior)
     record = member.record
     config = config_of_run(record)
-    store, newer, unreachable = store_of_run(run, posterior, record, config)
+    source, newer, unreachable = store_of_run(run, posterior, config, store, trust_locations=trust_locations)
     file = run / FILE
     when = None
     if file.is_file():
         when = datetime.fromtimestamp(file.stat().st_mtime, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     summary = runs = observations = None
-    if store is not None and config is not None:
+    if source is not None and config is not None:
         try:
             say("reading rows of the store")
-            summary = store.summary(most_blocks=SUMMARY_BLOCKS)
-            runs, observations = _judged(store, config, member, say)
+            summary = source.summary(most_blocks=SUMMARY_BLOCKS)
+            runs, observations = _judged(source, config, member, say)
         except (VcalError, OSError) as error:
-            store, unreachable, summary = None, str(error), None
+            source, unreachable, summary = None, str(error), None
     return Gathered(
         place=place or str(run),
         posterior=posterior,
@@ -117,7 +124,7 @@ def gather(
         finished=when,
         metrics=read_metrics(run),
         truth=truth,
-        store=store,
+        store=source,
         unreachable=unreachable,
         newer=newer,
         summary=summary,
@@ -140,21 +147,46 @@ def most_rows(outputs: int) -> int:
 
 
 def config_of_run(record: Mapping[str, Any]) -> Config | None:
-    """A posterior that was made from arrays in memory has none."""
+    """A posterior that was made from arrays in memory has none. Where it was computed is left out.
+
+    The record may be a stranger's, and to compute somewhere can mean to run code that comes from there.
+    """
+    if "config" not in record:
+        return None
     try:
-        return Config.parse(record["config"], "the posterior's record") if "config" in record else None
+        plain = Config.parse(record["config"], "the posterior's record").plain()
     except ConfigError:  # of another version
         return None
+    for key in WHERE:
+        section, name = key.split(".")
+        del plain[section][name]
+    return Config.parse(plain)
 
 
 def store_of_run(
-    run: Path, posterior: Answers, record: Mapping[str, Any], config: Config | None
+    run: Path,
+    posterior: Answers,
+    config: Config | None,
+    given: str | None = None,
+    *,
+    trust_locations: bool = False,
 ) -> tuple[Store | None, dict[str, int], str | None]:
-    """The store with the rows that the run began with, how many came since, or why it cannot be used."""
+    """The store with the rows that the run began with, how many came since, or why it cannot be used.
+
+    It is the given one, or the one in the record of the run; on the network only if that is to be trusted.
+    """
     if config is None:
         return None, {}, "the run's record does not say which store it was trained on"
-    places = [config.store] + ([str(run / DATA)] if (run / DATA).is_dir() else [])
+    record = heaviest(posterior).record
+    inside = [str(run / DATA)] if (run / DATA).is_dir() else []
     store, failed = None, ""
+    if given is not None:
+        places = [given]
+    elif trust_locations or not is_remote(config.store):
+        places = [config.store, *inside]
+    else:
+        places = inside
+        failed = refusal("the run's record", {"store": config.store}, f"give it with --store {config.store}")
     for url in places:
         try:
             store = open_store(url)

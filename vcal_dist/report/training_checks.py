@@ -103,4 +103,10 @@ def state_of_the_run(gathered: Gathered) -> list[Check]:
         sentence = f"The store has {more} more than this run has seen."
         number, threshold = float(sum(gathered.newer.values())), "0 rows: the result is of the rows that it has seen"
         found.append(Check("New rows", "care", more, sentence, "Train anew.", number, threshold))
+    if gathered.store is None:  # fewer checks are no better a verdict
+        why = gathered.unreachable or "there is no store"
+        sentence = f"The rows that the run was trained on were not read, and checks that need them are left out: {why}."
+        advice = "Say where the store is with --store."
+        threshold = "the store is read"
+        found.append(Check("Rows of the store", "care", "not read", sentence, advice, threshold=threshold))
     return found
