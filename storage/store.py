@@ -22,6 +22,7 @@ from storage import layout
 from storage.checks import find_faults
 from storage.chunks import ChunkReader, ZarrArray
 from storage.errors import IngestError, StoreError
+from storage.labels import by_name
 from storage.places import Place, place
 from storage.problem import Column, Problem, load_problem, parse_problem
 from storage.table import Floats, Table, open_array
@@ -353,7 +354,7 @@ def _checked(table: str, given: Mapping[str, ArrayLike], problem: Problem, dtype
 def _matrix(what: str, rows: ArrayLike, columns: Sequence[Column]) -> Floats:
     """Rows as a matrix with so many columns."""
     try:
-        matrix = np.asarray(rows, dtype=np.float64)
+        matrix = np.asarray(by_name(what, rows, columns), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise IngestError(f"{what}: not an array of numbers ({error})") from None
     if matrix.ndim == 1 and len(columns) == 1:

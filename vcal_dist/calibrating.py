@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import yaml
 
+from storage.labels import by_name
 from storage.precision import choose
 from storage.problem import Problem, load_problem, parse_problem
 from storage.store import Store, create, exists, open_store
@@ -83,7 +84,10 @@ def _as_store(
         problem = load_problem(problem)
     elif not isinstance(problem, Problem):
         problem = parse_problem(dict(problem))
-    matrices = {name: np.asarray(values, np.float64) for name, values in arrays.items()}
+    columns = problem.runs_columns | problem.observations_columns
+    columns["x_runs"] = columns["x"]
+    matrices = {name: np.asarray(by_name(name, arrays[name], columns[name]), np.float64) for name in ARRAYS}
+    noise = None if noise is None else by_name("noise", noise, columns["noise"])
     ranges = [(name, float(np.nanmin(m)), float(np.nanmax(m))) for name, m in matrices.items() if m.size]
     rows = {"runs": len(matrices["z"]), "observations": len(matrices["y"])}
     made = not exists(url)

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from storage.checks import find_faults
+from storage.labels import by_name
 from storage.problem import Column, Problem, parse_problem
 from vcal_dist import tensorfile
 from vcal_dist.answers import Answers, Array, Asked, Block, Predicted, to_numpy
@@ -179,7 +180,7 @@ class Posterior(Answers):
         x = ((torch.from_numpy(values).to(device) - low[:d1]) / width[:d1]).to(self.scaling.dtype)
         t = noise = None
         if what in AT_T and "t" in parts:
-            chosen = np.asarray(parts["t"])
+            chosen = np.asarray(by_name("t", parts["t"], columns["t"]))
             if chosen.shape == (len(columns["t"]),):  # one point for all rows
                 chosen = np.broadcast_to(chosen, (len(values), len(columns["t"])))
             chosen = _matrix("t", chosen, columns["t"], len(values))
@@ -281,9 +282,9 @@ def _component(state: dict[str, Any], model: CalibrationModel) -> Weights:
 
 
 def _matrix(name: str, values: ArrayLike, columns: Sequence[Column], rows: int | None = None) -> Array:
-    """Values as (rows, columns); a single column may come without its dimension."""
+    """Values as (rows, columns); a single column may come without its dimension, and a table's are found by name."""
     try:
-        matrix = np.array(values, dtype=np.float64)
+        matrix = np.array(by_name(name, values, columns), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ModelError(f"{name} is not an array of numbers ({error})") from None
     if matrix.ndim == 1 and len(columns) == 1:

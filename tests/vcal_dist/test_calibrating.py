@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
-from storage.errors import IngestError, StoreError
+from storage.errors import IngestError, StoreError, VcalError
 from storage.store import create, open_store
 from tests.vcal_dist.training_kit import CHUNK, apart, append, assert_same, generate, problem, settings, tensors
 from vcal_dist.calibrating import calibrate
@@ -68,6 +69,22 @@ def test_arrays_in_any_form_are_as_good_as_a_store(
     assert_equal(calibrate(Named(**arrays), path, **SETTINGS), expected)
     lists = {name: values.tolist() for name, values in arrays.items()}
     assert_equal(calibrate(lists, problem().model_dump(mode="json"), **SETTINGS), expected)
+
+
+def test_tables_are_taken_by_the_names_of_their_columns(arrays: dict[str, Any], expected: Posterior) -> None:
+    columns = problem().runs_columns | problem().observations_columns
+    columns["x_runs"] = columns["x"]
+    assert len(columns["t"]) > 1  # so that there is an order to get wrong
+    named = {array: pd.DataFrame(values, columns=[c.name for c in columns[array]]) for array, values in arrays.items()}
+    backwards = {array: table[table.columns[::-1]] for array, table in named.items()}
+    assert_equal(calibrate(backwards, problem(), **SETTINGS), expected)
+    t = named["t"].iloc[: len(X)]
+    for given in (t[t.columns[::-1]], t.iloc[0][::-1]):
+        ordered = t if given.ndim == 2 else t.iloc[0]
+        found, wanted = (expected.predict(X, "emulator", t=each) for each in (given, ordered.to_numpy()))
+        np.testing.assert_array_equal(found.mean, wanted.mean)
+    with pytest.raises(VcalError, match=r"t is a table without a column"):
+        calibrate({**named, "t": named["t"].rename(columns=str.upper)}, problem(), **SETTINGS)
 
 
 def test_sections_may_be_objects(store: Path, expected: Posterior) -> None:
