@@ -100,7 +100,7 @@ def _joint_modes(
         here = nature.read().detach()
         return beside(started_mixture(work), here, torch.eye(len(here), dtype=here.dtype, device=here.device))
     highest = max(height for height, _, _ in modes)
-    kept = [mode for mode in modes if mode[0] > highest - LIGHT]
+    kept = [mode for mode in modes if highest - mode[0] < LIGHT]  # also of heights so large that they swallow LIGHT
     heights = torch.tensor([height for height, _, _ in kept], dtype=torch.float64)
     return Mixture(
         torch.stack([mean for _, mean, _ in kept]),

@@ -87,6 +87,15 @@ def test_tables_are_taken_by_the_names_of_their_columns(arrays: dict[str, Any], 
         calibrate({**named, "t": named["t"].rename(columns=str.upper)}, problem(), **SETTINGS)
 
 
+@pytest.mark.parametrize("value", [1e12, 1e17])
+def test_an_absurd_observation_does_not_end_training(arrays: dict[str, Any], value: float) -> None:
+    """Log densities are then so large that a difference of nats is lost in rounding."""
+    y = arrays["y"].copy()
+    y[3] = value
+    found = calibrate({**arrays, "y": y}, problem(), **SETTINGS)
+    assert all(np.isfinite([row.mean, row.sd]).all() for row in found.summary())
+
+
 def test_sections_may_be_objects(store: Path, expected: Posterior) -> None:
     fit = FitSettings(weights="meanfield", **{name: StageSettings(steps=3) for name in STAGES})  # type: ignore[arg-type]
     objects = SETTINGS | {"fit": fit, "data": DataSettings(resident=False)}
