@@ -87,12 +87,24 @@ def test_tables_are_taken_by_the_names_of_their_columns(arrays: dict[str, Any], 
         calibrate({**named, "t": named["t"].rename(columns=str.upper)}, problem(), **SETTINGS)
 
 
-@pytest.mark.parametrize("value", [1e12, 1e17])
-def test_an_absurd_observation_does_not_end_training(arrays: dict[str, Any], value: float) -> None:
+def test_an_absurd_observation_does_not_end_training() -> None:
     """Log densities are then so large that a difference of nats is lost in rounding."""
-    y = arrays["y"].copy()
-    y[3] = value
-    found = calibrate({**arrays, "y": y}, problem(), **SETTINGS)
+    rng = np.random.default_rng(0)
+    x, t, at = rng.random((60, 1)), rng.random((60, 1)), rng.random((20, 1))
+    y = np.sin(3 * at) + 0.4
+    y[3] = 1e12
+    stages = {"emulator": {"steps": 20}, "theta": {"steps": 60}, "joint": {"steps": 10}, "evaluations": 64}
+    found = calibrate(
+        {"x_runs": x, "t": t, "z": np.sin(3 * x) + t, "x": at, "y": y},
+        {
+            "name": "absurd",
+            "control_inputs": [{"name": "x", "bounds": [0, 1]}],
+            "calibration_inputs": [{"name": "t", "bounds": [0, 1]}],
+            "outputs": [{"name": "y"}],
+        },
+        fit=stages,
+        progress=False,
+    )
     assert all(np.isfinite([row.mean, row.sd]).all() for row in found.summary())
 
 
