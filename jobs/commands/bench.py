@@ -112,6 +112,21 @@ def coverage(
     _show(f"vcal bench coverage {experiment}", found, json)
 
 
+@app.command()
+def predictions(
+    problems: Annotated[
+        str | None, typer.Option(help="Names with commas between them.", show_default="all five")
+    ] = None,
+    replicates: Annotated[int, typer.Option(min=1, help="Truths and data sets of every problem.")] = 8,
+    json: Json = False,
+) -> None:
+    """How many fresh values 90 % intervals of `vcal predict` hold: of the simulator, the process, an observation."""
+    from jobs.bench.predictions import run
+
+    names = None if problems is None else [name.strip() for name in problems.split(",")]
+    _show("vcal bench predictions", run(problems=names, replicates=replicates), json)
+
+
 def _whole_numbers(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
