@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jobs.sbc.simulator import digest
+from storage import strict_yaml
 from storage.places import write_durably
 from vcal_dist import run_directory
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
 from vcal_dist.report.page import finite
-from vcal_dist.run_directory import as_yaml, compare
+from vcal_dist.run_directory import compare
 
 SETTINGS, EMULATOR, REPLICATES = "settings.yaml", "emulator.safetensors", "replicates"
 RESULTS, PAGE = "sbc.json", "sbc.html"
@@ -79,7 +78,7 @@ def ask(config: Config, seed: int, simulator: str | None, rows: tuple[int, int],
 def begin(asked: Asked) -> None:
     """Writes down what is asked for, once it is known to make sense."""
     if not (asked.output / SETTINGS).is_file():
-        write_durably(asked.output / SETTINGS, as_yaml(asked.plain()))
+        write_durably(asked.output / SETTINGS, strict_yaml.dump(asked.plain()).encode())
 
 
 def write(path: Path, plain: dict[str, Any]) -> None:
@@ -101,9 +100,9 @@ def read(asked: Asked, number: int) -> dict[str, Any] | None:
 
 def _rows_before(path: Path, now: tuple[int, int], store: str) -> tuple[int, int]:
     try:
-        rows = yaml.safe_load(path.read_text(encoding="utf-8"))["rows"]
+        rows = strict_yaml.read(path, ConfigError)["rows"]
         before = int(rows["runs"]), int(rows["observations"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         raise ConfigError(f"{path} is damaged; delete {path.parent} to begin anew") from None
     for name, had, has in zip(("runs", "observations"), before, now, strict=True):
         if has < had:
