@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,8 @@ from storage.table import Floats, Table, open_array
 if TYPE_CHECKING:
     from storage.summary import Summary
     from storage.verify import Damage
+
+_log = logging.getLogger("storage")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Store:
 
         `optional` are the optional arrays that the new rows have; `sources` go into the store's provenance.
         """
-        with self.place.lock():
+        with self.place.lock(), _writing(self.place):
             document, found = _read_document(self.place)
             for table in (table for table, count in counts.items() if count):
                 self._settle_optional(document, table, layout.OPTIONAL[table] in optional)
@@ -122,11 +125,14 @@ class Store:
                 self.place.make_durable(layout.chunk_key(table, a, i) for a in writer.arrays for i in writer.touched)
             document["attributes"]["vcal"]["provenance"]["sources"] += sources
             self.place.replace(layout.ROOT, layout.to_bytes(document), found)
-            self._show(document)
-            # For readers that open an array by itself. The rows are committed: nothing may look like a failure now.
-            with contextlib.suppress(StoreError):
+            # The rows are committed: nothing may look like a failure now.
+            try:
+                self._show(document)
+                # For readers that open an array by itself.
                 for path in (f"{table}/{array}" for table, writer in writers.items() for array in writer.arrays):
                     self.place.put(f"{path}/{layout.ROOT}", layout.to_bytes(layout.members(document)[path]))
+            except Exception as error:
+                _log.warning("the rows are committed to %s, but the work after that failed: %s", self.url, error)
 
     def _grow(self, document: dict[str, Any], table: str, count: int) -> Writer:
         """A table's arrays with room for more rows, in the document and in memory only."""
@@ -235,7 +241,7 @@ def create(
     document = layout.root_document(problem, provenance, members)
     _refuse_existing(where)
     where.prepare()
-    with where.lock():
+    with where.lock(), _writing(where):
         _refuse_existing(where)
         for path, metadata in members.items():
             where.put(f"{path}/{layout.ROOT}", layout.to_bytes(metadata))
@@ -243,6 +249,18 @@ def create(
         where.make_durable(f"{path}/{layout.ROOT}" for path in members)
         where.replace(layout.ROOT, layout.to_bytes(document), None)
     return Store(where, document)
+
+
+@contextlib.contextmanager
+def _writing(where: Place) -> Iterator[None]:
+    """Zarr lets the errors of disk and network through as they are."""
+    try:
+        yield
+    except where.faults as error:
+        why = getattr(error, "strerror", None) or error
+        raise StoreError(
+            f"cannot write to {where.url}: {why}; nothing was committed, the same command begins again"
+        ) from error
 
 
 def _refuse_existing(where: Place) -> None:
