@@ -93,7 +93,7 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
         },
         "problem": None if problem is None else problem.model_dump(mode="json"),
         "priors": {} if problem is None else {v.name: str(v.prior) for v in problem.calibration_inputs},
-        "rows": sound(lambda: _mapping(run / ROWS)) if (run / ROWS).is_file() else None,
+        "rows": sound(lambda: _rows(run / ROWS)) if (run / ROWS).is_file() else None,
         "posterior": None if posterior is None else _posterior(posterior, run),
         "stages": stages(run),
         "versions": sound(lambda: _mapping(run / VERSIONS)),
@@ -149,6 +149,13 @@ def _mapping(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{path} is not what was written: it holds no mapping")
     return found
+
+
+def _rows(path: Path) -> dict[str, int]:
+    from vcal_dist.run_directory import read_rows
+
+    runs, observations = read_rows(path)
+    return {"runs": runs, "observations": observations}
 
 
 def _files(run: Path) -> dict[str, int]:

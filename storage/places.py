@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from storage.documents import MOST_BYTES
 from storage.errors import CommitUnknown, StoreError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Place(Protocol):
         """What reading and writing here through Zarr may raise."""
 
     def read(self, key: str) -> tuple[bytes, str] | None:
-        """A small file and its version, or None where there is none."""
+        """A small file and its version, or None where there is none; of a larger one the beginning."""
 
     def replace(self, key: str, data: bytes, version: str | None) -> None:
         """Replaces a file durably in one atomic step; refuses if it is no longer `version` (None: it must be new).
@@ -102,7 +103,8 @@ class LocalPlace:
 
     def read(self, key: str) -> tuple[bytes, str] | None:
         try:
-            data = (self.path / key).read_bytes()
+            with (self.path / key).open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -280,7 +282,8 @@ class S3Place:
         files, path = self._files, f"{self.root}/{key}"
         try:
             info = files.info(path, refresh=True)
-            return files.cat_file(path), info["ETag"]
+            part = {"start": 0, "end": MOST_BYTES + 1} if info["size"] > MOST_BYTES else {}
+            return files.cat_file(path, **part), info["ETag"]
         except FileNotFoundError:
             return None
         except (OSError, _aws_error()) as error:

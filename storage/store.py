@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from storage import layout
+from storage import documents, layout, soundness
 from storage.checks import find_faults
 from storage.chunks import ChunkReader, ZarrArray
 from storage.errors import IngestError, StoreError
@@ -59,8 +59,8 @@ class Store:
         self._show(document)
 
     def _show(self, document: dict[str, Any]) -> None:
+        self.problem = soundness.check(document, self.url)
         self.document = document
-        self.problem = parse_problem(document["attributes"]["vcal"]["problem"], source=self.url)
         members, readable = layout.members(document), self.place.zarr_store(read_only=True)
         self.runs, self.observations = (
             Table(table, layout.columns(self.problem, table), readable, members) for table in layout.TABLES
@@ -75,6 +75,11 @@ class Store:
         """When and by what the store was made, and from which files."""
         found: dict[str, Any] = self.document["attributes"]["vcal"]["provenance"]
         return found
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the root document carries a checksum; earlier versions wrote none, and the next append adds it."""
+        return layout.has_checksum(self.document)
 
     def refresh(self) -> Store:
         """Shows the rows that have been committed meanwhile, by any writer."""
@@ -120,11 +125,12 @@ class Store:
             for table in (table for table, count in counts.items() if count):
                 self._settle_optional(document, table, layout.OPTIONAL[table] in optional)
             writers = {table: self._grow(document, table, count) for table, count in counts.items()}
+            soundness.check(document, self.url)  # what could not be opened again must not be committed
             yield writers
             for table, writer in writers.items():
                 self.place.make_durable(layout.chunk_key(table, a, i) for a in writer.arrays for i in writer.touched)
             document["attributes"]["vcal"]["provenance"]["sources"] += sources
-            self.place.replace(layout.ROOT, layout.to_bytes(document), found)
+            _replace(self.place, document, found)
             # The rows are committed: nothing may look like a failure now.
             try:
                 self._show(document)
@@ -168,8 +174,6 @@ class Store:
             layout.add_optional(members, table)
         else:
             del members[path]
-        if array == "run":
-            document["attributes"]["vcal"]["schema"] = layout.SCHEMA_WITH_RUN if given else layout.SCHEMA
 
     @property
     def kept_run_count(self) -> int | None:
@@ -192,7 +196,7 @@ class Store:
         with self.place.lock():
             document, found = _read_document(self.place)
             document["attributes"]["vcal"]["identity"] = identity
-            self.place.replace(layout.ROOT, layout.to_bytes(document), found)
+            _replace(self.place, document, found)
         self.document["attributes"]["vcal"]["identity"] = identity
         return identity["runs"]
 
@@ -239,6 +243,7 @@ def create(
         members |= _table_members(table, problem, dtype, compression, chunk_rows, shard_rows, expected_rows or {})
     provenance = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "vcal_dist": _version(), "sources": []}
     document = layout.root_document(problem, provenance, members)
+    soundness.check(document, where.url)
     _refuse_existing(where)
     where.prepare()
     with where.lock(), _writing(where):
@@ -247,7 +252,7 @@ def create(
             where.put(f"{path}/{layout.ROOT}", layout.to_bytes(metadata))
         _write_labels(where, members, problem)
         where.make_durable(f"{path}/{layout.ROOT}" for path in members)
-        where.replace(layout.ROOT, layout.to_bytes(document), None)
+        _replace(where, document, None)
     return Store(where, document)
 
 
@@ -291,7 +296,21 @@ def _read_document(where: Place) -> tuple[dict[str, Any], str]:
     found = where.read(layout.ROOT)
     if found is None:
         raise StoreError(f"there is no store at {where.url}; make one with 'vcal ingest' or storage.create")
-    return layout.parse_root(found[0], where.url), found[1]
+    document = layout.parse_root(found[0], where.url)
+    soundness.check(document, where.url)
+    return document, found[1]
+
+
+def _replace(where: Place, document: dict[str, Any], version: str | None) -> None:
+    """Commits a document."""
+    layout.seal(document)
+    data = layout.to_bytes(document)
+    if len(data) > documents.MOST_BYTES:
+        raise StoreError(
+            f"the {layout.ROOT} of {where.url} would have more than {documents.MOST_BYTES >> 20} MiB, of which its "
+            f"{len(document['attributes']['vcal']['provenance']['sources'])} sources are most; ingest fewer files"
+        )
+    where.replace(layout.ROOT, data, version)
 
 
 def _table_members(

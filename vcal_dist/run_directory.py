@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from storage import strict_yaml
+from storage import documents, strict_yaml
 from storage.places import write_durably
 from storage.store import Store
 from vcal_dist import tensorfile
@@ -74,7 +74,7 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
     rows = (store.runs.rows, store.observations.rows)
     if not (run / ROWS).exists():
         return Before(rows, None)
-    rows, now = _read_rows(run / ROWS), rows
+    rows, now = read_rows(run / ROWS), rows
     for name, before, found in zip(("runs", "observations"), rows, now, strict=True):
         if found < before:
             raise ConfigError(
@@ -122,7 +122,7 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
     write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
     if not (run / ROWS).exists():  # the last: others wait for it
         found = dict(zip(("runs", "observations"), rows, strict=True))
-        write_durably(run / ROWS, (json.dumps(found) + "\n").encode())
+        write_durably(run / ROWS, (json.dumps(documents.sealed(found)) + "\n").encode())
 
 
 def is_held(run: Path) -> bool:
@@ -216,12 +216,19 @@ def _completed(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, **strict_yaml.parse(strict_yaml.dump(whole), "the configuration", ConfigError)}
 
 
-def _read_rows(path: Path) -> tuple[int, int]:
-    found = _read(path)
-    try:
-        return int(found["runs"]), int(found["observations"])
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew") from None
+def read_rows(path: Path) -> tuple[int, int]:
+    """The rows that a run began with."""
+    cure = f"restore it from a copy, or delete {path.parent} to start again"
+    return counted(_read(path), str(path), cure)
+
+
+def counted(found: Any, name: str, cure: str) -> tuple[int, int]:
+    """Runs and observations in a mapping, which must match its checksum."""
+    rows = documents.unsealed(found, name, ConfigError, cure) if isinstance(found, dict) else {}
+    before = rows.get("runs"), rows.get("observations")
+    if set(rows) != {"runs", "observations"} or any(type(count) is not int or count < 0 for count in before):
+        raise ConfigError(f"{name} is damaged; {cure}")
+    return rows["runs"], rows["observations"]
 
 
 def _differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:

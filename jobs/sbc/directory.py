@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from jobs.sbc.simulator import digest
-from storage import strict_yaml
+from storage import documents, strict_yaml
 from storage.places import write_durably
 from vcal_dist import run_directory
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
 from vcal_dist.report.page import finite
-from vcal_dist.run_directory import compare
+from vcal_dist.run_directory import compare, counted
 
 SETTINGS, EMULATOR, REPLICATES = "settings.yaml", "emulator.safetensors", "replicates"
 RESULTS, PAGE = "sbc.json", "sbc.html"
 # What may change between an interrupted command and the one that goes on with it.
-FREE = ("simulator.at", *(f"config.{name}" for name in run_directory.FREE))
+FREE = ("simulator.at", "rows.checksum", *(f"config.{name}" for name in run_directory.FREE))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Asked:
     def plain(self) -> dict[str, Any]:
         """All that decides what comes out."""
         simulator = None if self.simulator is None else {"at": self.simulator, "sha256": digest(self.simulator)}
-        rows = dict(zip(("runs", "observations"), self.rows, strict=True))
+        rows = documents.sealed(dict(zip(("runs", "observations"), self.rows, strict=True)))
         return {"seed": self.seed, "simulator": simulator, "rows": rows, "config": json.loads(self.config)}
 
 
@@ -99,11 +99,9 @@ def read(asked: Asked, number: int) -> dict[str, Any] | None:
 
 
 def _rows_before(path: Path, now: tuple[int, int], store: str) -> tuple[int, int]:
-    try:
-        rows = strict_yaml.read(path, ConfigError)["rows"]
-        before = int(rows["runs"]), int(rows["observations"])
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{path} is damaged; delete {path.parent} to begin anew") from None
+    found = strict_yaml.read(path, ConfigError)
+    rows = found.get("rows") if isinstance(found, dict) else None
+    before = counted(rows, str(path), f"restore it from a copy, or delete {path.parent} to start again")
     for name, had, has in zip(("runs", "observations"), before, now, strict=True):
         if has < had:
             raise ConfigError(
