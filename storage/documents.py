@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any, NoReturn
 
 from storage.errors import VcalError
@@ -46,6 +47,24 @@ def unsealed(found: dict[str, Any], name: str, error: type[VcalError], cure: str
     if CHECKSUM in found and found[CHECKSUM] != checksum(inner):
         raise error(f"{name} does not match its checksum: it was changed after it was written; {cure}")
     return inner
+
+
+def read(path: Path, error: type[VcalError], cure: str) -> dict[str, Any]:
+    """The mapping in a file, which must match its checksum where it has one."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as fault:
+        raise error(f"cannot read {path}: {fault.strerror or fault}; {cure}") from fault
+    found = parse(data, str(path), error, cure)
+    if not isinstance(found, dict):
+        raise error(f"{path} is damaged (it holds no mapping); {cure}")
+    return unsealed(found, str(path), error, cure)
+
+
+def to_bytes(plain: dict[str, Any]) -> bytes:
+    """The document with its checksum, as it is written."""
+    return (json.dumps(sealed(plain), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

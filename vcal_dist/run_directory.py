@@ -122,7 +122,7 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
     write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
     if not (run / ROWS).exists():  # the last: others wait for it
         found = dict(zip(("runs", "observations"), rows, strict=True))
-        write_durably(run / ROWS, (json.dumps(documents.sealed(found)) + "\n").encode())
+        write_durably(run / ROWS, documents.to_bytes(found))
 
 
 def is_held(run: Path) -> bool:

@@ -83,7 +83,7 @@ def begin(asked: Asked) -> None:
 
 def write(path: Path, plain: dict[str, Any]) -> None:
     """A file of JSON that is whole or not there; null where a number is not finite."""
-    write_durably(path, (json.dumps(finite(plain), indent=2, ensure_ascii=False) + "\n").encode())
+    write_durably(path, documents.to_bytes(finite(plain)))
 
 
 def read(asked: Asked, number: int) -> dict[str, Any] | None:
@@ -91,11 +91,7 @@ def read(asked: Asked, number: int) -> dict[str, Any] | None:
     path = asked.replicate(number)
     if not path.is_file():
         return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ConfigError(f"{path} is damaged; delete it, and the same command runs that replicate again") from None
-    return found
+    return documents.read(path, ConfigError, "delete it, and the same command runs that replicate again")
 
 
 def _rows_before(path: Path, now: tuple[int, int], store: str) -> tuple[int, int]:
