@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -140,15 +139,10 @@ _RECORDED = ("seconds", "loss", "emulator_error")
 
 def _mapping(path: Path) -> dict[str, Any]:
     """What a small JSON file holds."""
+    from storage import documents
     from vcal_dist.errors import ModelError
 
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not what was written: it holds no mapping")
-    return found
+    return documents.read(path, ModelError, "restore it from a copy")
 
 
 def _rows(path: Path) -> dict[str, int]:

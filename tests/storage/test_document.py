@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import random
 import resource
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import storage
 from storage import documents, layout
 from storage.errors import StoreError
 from storage.store import Store
-from tests.storage.conftest import numbered
+from tests.storage.conftest import numbered, places, replaced
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = (None, True, -1, 0, 1, 2**40, 10**30, 1.5, 1e300, "", "x", "\ud800", [], [[]], {}, {"name": "x"}, ["x"] * 3)
@@ -31,26 +30,6 @@ def root(store: Store) -> Path:
 
 def read(store: Store) -> Any:
     return json.loads(root(store).read_bytes())
-
-
-def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every value of a document stands."""
-    for key, value in document.items() if isinstance(document, dict) else enumerate(document):
-        yield (*path, key)
-        if isinstance(value, dict | list):
-            yield from places(value, (*path, key))
-
-
-def changed(document: Any, path: tuple[Any, ...], value: Any, *, remove: bool = False) -> Any:
-    found = copy.deepcopy(document)
-    inner = found
-    for key in path[:-1]:
-        inner = inner[key]
-    if remove:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = value
-    return found
 
 
 def use(url: str) -> None:
@@ -78,7 +57,7 @@ def test_every_value_of_the_document_is_under_its_checksum(make_store: Callable[
     document = read(store)
     for path in list(places(document))[::3]:
         for remove in (False, True):
-            root(store).write_text(json.dumps(changed(document, path, "other", remove=remove)))
+            root(store).write_text(json.dumps(replaced(document, path, "other", remove=remove)))
             with pytest.raises(StoreError):
                 storage.open(store.url)
     root(store).write_text(json.dumps(document))  # another way to write the same
@@ -99,7 +78,7 @@ def test_a_crafted_document_with_a_right_checksum_gives_no_raw_error(
     tries += [(path, None, True) for path in places(document)]
     accepted = 0
     for path, value, remove in random.Random(int(numbers)).sample(tries, 60):
-        crafted = changed(document, path, value, remove=remove)
+        crafted = replaced(document, path, value, remove=remove)
         try:
             layout.seal(crafted)
             data = layout.to_bytes(crafted)
@@ -133,7 +112,7 @@ def test_sizes_and_kinds_are_checked_before_memory_is_taken(
     store = make_store(runs=20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     inside = ("consolidated_metadata", "metadata", "runs/x")
-    crafted = changed(read(store), (*inside, *path), value)
+    crafted = replaced(read(store), (*inside, *path), value)
     layout.seal(crafted)
     root(store).write_bytes(layout.to_bytes(crafted))
     with pytest.raises(StoreError, match=said):
@@ -203,7 +182,7 @@ def test_a_crafted_document_of_an_earlier_schema_gives_no_raw_error(tmp_path: Pa
     document = json.loads(good)
     tries = [(path, value) for path in places(document) for value in HOSTILE]
     for path, value in random.Random(0).sample(tries, 60):
-        target.write_text(json.dumps(changed(document, path, value)))
+        target.write_text(json.dumps(replaced(document, path, value)))
         with contextlib.suppress(storage.VcalError):
             storage.open(tmp_path / "old.zarr").verify()
 
