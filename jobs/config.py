@@ -6,15 +6,13 @@ same file serves many data sets. They become absolute here, so that workers star
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from jobs.run_state import is_run
+from storage import strict_yaml
 from storage.validation import show
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
@@ -24,37 +22,6 @@ SWEEP, TRIALS = "sweep.yaml", "trials"  # as jobs.sweeps.directory names them, w
 ASIDE = "sweep"  # a section that only `vcal sweep` reads
 MAPPING = "or with a mapping or a list as transforms={flow: {kind: log}}"
 EXAMPLE = f"write it as fit.emulator.steps=200, {MAPPING}"
-TAG = "tag:yaml.org,2002:"
-PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # what JSON has too
-EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML without dates, in which 1e-3 is a number (PyYAML wants 1.0e-3) and a key stands once."""
-
-    yaml_constructors = {  # noqa: RUF012 - as in the base class
-        tag: made
-        for tag, made in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.removeprefix(TAG) in PLAIN_TAGS
-    }
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue  # refused later: no key of a configuration is a list or a mapping
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key '{key.value}' stands twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag.removeprefix(TAG) != "timestamp"]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(TAG + "float", EXPONENT, list("-+.0123456789"))
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, trust_locations: bool = False) -> Config:
@@ -90,14 +57,7 @@ def is_record(path: Path) -> bool:
 
 def read(path: str | Path) -> Any:
     """What a configuration file holds."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file in UTF-8 ({error}); a configuration is YAML") from error
-    data = _read(text, str(path))
+    data = strict_yaml.read(path, ConfigError, "the configuration")
     if data is None:
         raise ConfigError(f"{path} is empty; a configuration has the keys {', '.join(Config.model_fields)}")
     return data
@@ -130,17 +90,6 @@ def resolve(config: Config, name: str | None = None) -> Config:
     return config.model_copy(update={"store": _absolute(config.store), "output": _absolute(output)})
 
 
-def _read(text: str, name: str) -> Any:
-    """What a YAML text holds."""
-    try:
-        loader = _Loader(text)
-        loader.name = name  # for the place in messages
-        return loader.get_single_data()
-    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
-        # Beside its own errors, PyYAML lets through those of int() and float() for a text such as `!!int x`.
-        raise ConfigError(f"{name} is not valid YAML: {error}") from None
-
-
 def _override(data: dict[str, Any], override: str) -> dict[str, Any]:
     """The data with one key replaced."""
     dotted, sign, text = override.partition("=")
@@ -149,7 +98,7 @@ def _override(data: dict[str, Any], override: str) -> dict[str, Any]:
         raise ConfigError(f"the override '{override}' has no value; write it as {'.'.join(keys)}=VALUE, {MAPPING}")
     if not sign or not all(keys):
         raise ConfigError(f"the override '{override}' is no key=value; {EXAMPLE}")
-    value = _read(text, f"the override '{override}'")
+    value = strict_yaml.parse(text, f"the override '{override}'", ConfigError)
 
     def replaced(section: Any, depth: int) -> Any:
         if depth == len(keys):

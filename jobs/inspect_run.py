@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -93,7 +92,7 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
         },
         "problem": None if problem is None else problem.model_dump(mode="json"),
         "priors": {} if problem is None else {v.name: str(v.prior) for v in problem.calibration_inputs},
-        "rows": sound(lambda: _mapping(run / ROWS)) if (run / ROWS).is_file() else None,
+        "rows": sound(lambda: _rows(run / ROWS)) if (run / ROWS).is_file() else None,
         "posterior": None if posterior is None else _posterior(posterior, run),
         "stages": stages(run),
         "versions": sound(lambda: _mapping(run / VERSIONS)),
@@ -140,15 +139,17 @@ _RECORDED = ("seconds", "loss", "emulator_error")
 
 def _mapping(path: Path) -> dict[str, Any]:
     """What a small JSON file holds."""
+    from storage import documents
     from vcal_dist.errors import ModelError
 
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not what was written: it holds no mapping")
-    return found
+    return documents.read(path, ModelError, "restore it from a copy")
+
+
+def _rows(path: Path) -> dict[str, int]:
+    from vcal_dist.run_directory import read_rows
+
+    runs, observations = read_rows(path)
+    return {"runs": runs, "observations": observations}
 
 
 def _files(run: Path) -> dict[str, int]:

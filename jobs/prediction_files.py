@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import shutil
 import uuid
 import warnings
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.predictions import Field
+from storage import documents
 from storage.errors import StoreError
 
 Array = NDArray[np.float64]
@@ -80,9 +80,9 @@ def write(
 
 def _is_ours(path: Path) -> bool:
     try:
-        document = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
+        document = documents.read(path / "zarr.json", StoreError, "")
         return bool(document["attributes"]["made_by"] == MADE_BY)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (StoreError, KeyError, TypeError):
         return False
 
 

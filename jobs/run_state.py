@@ -90,16 +90,12 @@ def _steps_of(run: Path, stage: str | None, planned: int | None) -> int | None:
 
 def read_config(run: Path) -> Config:
     """The configuration of a run; raises ConfigError if it is damaged."""
-    import yaml
-
+    from storage import strict_yaml
     from vcal_dist.config import Config
     from vcal_dist.errors import ConfigError
 
     path = run / CONFIG
-    try:
-        return Config.parse(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    return Config.parse(strict_yaml.read(path, ConfigError, "the configuration"), str(path))
 
 
 def time_of(path: Path) -> str:

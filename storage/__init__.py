@@ -13,7 +13,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage.errors import DamagedChunk, IngestError, ProblemError, StoreError, StreamError, VcalError
+    from storage.errors import (
+        CommitUnknown,
+        DamagedChunk,
+        IngestError,
+        ProblemError,
+        StoreError,
+        StreamError,
+        VcalError,
+    )
     from storage.ingestion import ingest
     from storage.problem import Problem, load_problem
     from storage.store import Store, create, exists
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     from storage.streaming import stream
 
 _HOME = {
+    "CommitUnknown": "errors",
     "DamagedChunk": "errors",
     "IngestError": "errors",
     "ProblemError": "errors",
@@ -38,6 +47,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CommitUnknown",
     "DamagedChunk",
     "IngestError",
     "Problem",

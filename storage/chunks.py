@@ -23,6 +23,8 @@ from zarr.storage import LocalStore
 from storage.errors import DamagedChunk, StoreError
 
 ZarrArray = zarr.Array[ArrayV3Metadata]
+# What codecs raise on bytes that they did not write.
+UNDECODABLE = (ValueError, RuntimeError, LookupError, ArithmeticError, TypeError, AssertionError, BufferError)
 # Memory that each reading thread uses again and again: fresh pages cost more than decoding.
 _scratch = threading.local()
 
@@ -56,9 +58,13 @@ class ChunkReader:
         return self._read_zarr(start // self.rows, start, stop)
 
     def _read_file(self, path: Path, index: int) -> NDArray[np.floating]:
+        size = self.rows * self.width * self.dtype.itemsize
         try:
             with path.open("rb", buffering=0) as file:
-                raw = _buffer("raw", os.fstat(file.fileno()).st_size)
+                stored = os.fstat(file.fileno()).st_size
+                if stored > size + size // 64 + 1024:  # zstd adds less to what it cannot compress
+                    raise self.damaged(index, f"it has {stored} bytes for rows of {size}")
+                raw = _buffer("raw", stored)
                 if file.readinto(raw.data) != len(raw):
                     raise self.damaged(index, "it changed while being read")
         except FileNotFoundError:
@@ -68,12 +74,11 @@ class ChunkReader:
         body, checksum = raw[:-4], raw[-4:]
         if len(raw) < 4 or google_crc32c.value(body) != int.from_bytes(checksum.tobytes(), "little"):
             raise self.damaged(index, "its checksum does not match")
-        size = self.rows * self.width * self.dtype.itemsize
         if self.compressed:
             decoded = _buffer("decoded", size)
             try:
                 Zstd().decode(body, decoded)
-            except (ValueError, RuntimeError) as error:
+            except UNDECODABLE as error:
                 raise self.damaged(index, f"it cannot be decompressed: {error}") from error
             body = decoded
         if len(body) != size:
@@ -85,7 +90,7 @@ class ChunkReader:
             values = np.asarray(self.array[start:stop])
         except OSError as error:
             raise StoreError(f"cannot read {self.array.store}/{self.array.path}: {error}") from error
-        except (ValueError, RuntimeError, KeyError, IndexError) as error:
+        except UNDECODABLE as error:
             raise self.damaged(index, f"it cannot be decoded: {error}") from error
         # Zarr fills in what it does not find; we write every chunk, so that a chunk of nothing but NaN is suspicious.
         if len(values) and np.isnan(values[0, 0]) and np.isnan(values).all() and not self._size(index):

@@ -17,6 +17,10 @@ class StoreError(VcalError):
     """A store cannot be created, opened, read or written."""
 
 
+class CommitUnknown(StoreError):  # noqa: N818 - a state, as below
+    """Rows that may be committed or not, because a remote store does not answer: look before you append again."""
+
+
 class DamagedChunk(StoreError):  # noqa: N818 - the name says what is damaged
     """A chunk of a store is missing, truncated or fails its checksum."""
 

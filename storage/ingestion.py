@@ -7,8 +7,8 @@ Nothing is written before every row has been judged, and nothing written is visi
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from storage.workers import Task, Workers, workers
 if TYPE_CHECKING:
     import zarr
 
+_log = logging.getLogger("storage")
 BLOCK_BYTES = 32 << 20  # of the rows that one task writes, where a chunk is not larger
 # A store's design is examined if it has so many rows at most, or not more than so many times the new ones.
 EXAMINED_ROWS, EXAMINED_TIMES = 2_000_000, 10
@@ -153,11 +154,13 @@ def _examine(
     if rows > max(EXAMINED_ROWS, EXAMINED_TIMES * sum(part.kept for part in judged)):
         return None, None
     # The new rows are committed: nothing may look like a failure any more, damage of older rows included.
-    with contextlib.suppress(StoreError):
+    try:
         findings = tuple(find_design_faults(store, pool))
         counted = any(part.table == "runs" for part in judged)
         return (store.runs.rows, store.keep_run_count()) if counted else None, findings
-    return None, None
+    except Exception as error:
+        _log.warning("the rows are committed to %s, but they could not be examined: %s", store.url, error)
+        return None, None
 
 
 def _target(

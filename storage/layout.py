@@ -1,6 +1,6 @@
 """The store's contract: which arrays there are, how they are chunked, and the one document that commits rows.
 
-    NAME.zarr/          attributes: schema version, problem, provenance; the shapes of all arrays
+    NAME.zarr/          attributes: schema version, problem, provenance, checksum; the shapes of all arrays
       runs/             x (N, d1)   t (N, d2)   z (N, d_out)   [run (N, 1)]   one row-chunking for all of them
       observations/     x (n, d1)   y (n, d_out)   [noise (n, d_out)]  likewise
 
@@ -16,12 +16,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from storage import documents
 from storage.errors import StoreError
 from storage.problem import Column, Problem, Variable
 
-SCHEMA = 1
-# Versions that know schema 1 only would append rows without their run: a store with run numbers tells them to stop.
-SCHEMA_WITH_RUN = 2
+# 1: the first. 2: the same with numbers of runs. 3: the root document carries a checksum of itself, which versions
+# that know only the others would leave behind when they append; an append makes 3 of the others.
+SCHEMA, READ = 3, (1, 2, 3)
+WITH_CHECKSUM = 3
 ROOT = "zarr.json"
 TABLES = {"runs": ("x", "t", "z", "run"), "observations": ("x", "y", "noise")}
 ROW_DIMENSION = {"runs": "run", "observations": "observation"}
@@ -171,23 +173,42 @@ def root_document(problem: Problem, provenance: dict[str, Any], members: dict[st
 
 
 def parse_root(data: bytes, url: str) -> dict[str, Any]:
-    """The root document of a store of this schema, or an error that says what was found instead."""
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise StoreError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy, or make the store anew") from None
+    """The root document of a store of a known schema, or an error that says what was found instead."""
+    document = documents.parse(data, f"{url}/{ROOT}", StoreError, "restore it from a copy, or ingest the data again")
     try:
         schema = document["attributes"]["vcal"]["schema"]
     except (KeyError, TypeError):
         raise StoreError(
             f"{url} is not a vcal store (its {ROOT} does not say so); make one with 'vcal ingest' or storage.create"
         ) from None
-    if schema not in (SCHEMA, SCHEMA_WITH_RUN):
+    if type(schema) is not int or schema not in READ:
         raise StoreError(
-            f"{url} has the store schema {schema!r}, this version reads {SCHEMA} and {SCHEMA_WITH_RUN}; "
+            f"{url} has the store schema {schema!r}, this version reads {', '.join(map(str, READ))}; "
             + ("upgrade vcal-dist" if isinstance(schema, int) and schema > SCHEMA else "ingest the data again")
         )
+    if has_checksum(document) and document["attributes"]["vcal"].get(documents.CHECKSUM) != _checksum(document):
+        raise StoreError(
+            f"{url}/{ROOT} does not match its checksum: problem, priors, numbers of rows or provenance were changed "
+            "after they were written; restore it from a copy, or ingest the rows and the problem into a new store"
+        )
     return dict(document)
+
+
+def has_checksum(document: dict[str, Any]) -> bool:
+    """Whether the document was written with a checksum of itself."""
+    return bool(document["attributes"]["vcal"]["schema"] >= WITH_CHECKSUM)
+
+
+def seal(document: dict[str, Any]) -> None:
+    """Makes the document one of this schema, with a checksum of all that it says now."""
+    document["attributes"]["vcal"]["schema"] = SCHEMA
+    document["attributes"]["vcal"][documents.CHECKSUM] = _checksum(document)
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    attributes = document["attributes"]
+    vcal = {key: value for key, value in attributes["vcal"].items() if key != documents.CHECKSUM}
+    return documents.checksum({**document, "attributes": {**attributes, "vcal": vcal}})
 
 
 def members(document: dict[str, Any]) -> dict[str, dict[str, Any]]:

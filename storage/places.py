@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from storage.errors import StoreError
+from storage.documents import MOST_BYTES
+from storage.errors import CommitUnknown, StoreError
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrStore
@@ -36,11 +37,18 @@ class Place(Protocol):
 
     url: str
 
+    @property
+    def faults(self) -> tuple[type[Exception], ...]:
+        """What reading and writing here through Zarr may raise."""
+
     def read(self, key: str) -> tuple[bytes, str] | None:
-        """A small file and its version, or None where there is none."""
+        """A small file and its version, or None where there is none; of a larger one the beginning."""
 
     def replace(self, key: str, data: bytes, version: str | None) -> None:
-        """Replaces a file durably in one atomic step; refuses if it is no longer `version` (None: it must be new)."""
+        """Replaces a file durably in one atomic step; refuses if it is no longer `version` (None: it must be new).
+
+        An error means that the old file is still there; only CommitUnknown says that nobody can tell.
+        """
 
     def refuse_foreign(self) -> None:
         """Raises if a new store here would mix with what does not belong to one."""
@@ -89,9 +97,14 @@ class LocalPlace:
         self.path = path.expanduser().absolute()
         self.url = str(path)
 
+    @property
+    def faults(self) -> tuple[type[Exception], ...]:
+        return (OSError,)
+
     def read(self, key: str) -> tuple[bytes, str] | None:
         try:
-            data = (self.path / key).read_bytes()
+            with (self.path / key).open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -119,7 +132,13 @@ class LocalPlace:
         if version is None and target.exists():
             raise StoreError(f"{target} exists already")
         self.put(key, data)
-        _fsync(target.parent)
+        # Everybody sees the new file: what fails from here on must not look as if it were not there.
+        try:
+            _fsync(target.parent)
+        except OSError as error:
+            _log.warning(
+                "%s is committed, but a power failure could still undo that: %s", target, error.strerror or error
+            )
 
     def put(self, key: str, data: bytes) -> None:
         try:
@@ -130,12 +149,13 @@ class LocalPlace:
     def make_durable(self, keys: Iterable[str]) -> None:
         # What a file holds is durable already; the file lasts if every folder above it knows the next one.
         folders = {self.path, self.path.parent}
-        for key in keys:
-            if not (self.path / key).exists():
-                raise StoreError(f"{self.path / key} was never written; nothing was committed")
-            folders.update(folder for folder in (self.path / key).parents if folder.is_relative_to(self.path))
-        for folder in folders:
-            _fsync(folder)
+        with _told(f"cannot make the new rows of {self.url} durable, nothing was committed"):
+            for key in keys:
+                if not (self.path / key).exists():
+                    raise StoreError(f"{self.path / key} was never written; nothing was committed")
+                folders.update(folder for folder in (self.path / key).parents if folder.is_relative_to(self.path))
+            for folder in folders:
+                _fsync(folder)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -159,18 +179,23 @@ class LocalPlace:
         try:
             yield
         finally:
-            lock.release()
+            try:
+                lock.release()
+            except OSError as error:  # what was done under the lock is done
+                _log.warning("what was committed stays, but %s stays locked: %s", self.url, error.strerror or error)
 
     def sizes(self, prefix: str) -> dict[str, int]:
         root = self.path / prefix
-        return {str(f.relative_to(self.path)): f.stat().st_size for f in root.rglob("*") if f.is_file()}
+        with _told(f"cannot read {root}"):
+            return {str(f.relative_to(self.path)): f.stat().st_size for f in root.rglob("*") if f.is_file()}
 
     def sweep(self, prefixes: Iterable[str]) -> None:
-        for prefix in prefixes:
-            with contextlib.suppress(FileNotFoundError), os.scandir(self.path / prefix) as entries:
-                for entry in entries:
-                    if entry.name.endswith(".partial"):
-                        Path(entry.path).unlink(missing_ok=True)
+        with _told(f"cannot remove what an interrupted writer left in {self.url}"):
+            for prefix in prefixes:
+                with contextlib.suppress(FileNotFoundError), os.scandir(self.path / prefix) as entries:
+                    for entry in entries:
+                        if entry.name.endswith(".partial"):
+                            Path(entry.path).unlink(missing_ok=True)
 
     def zarr_store(self, *, read_only: bool) -> ZarrStore:
         from storage.durable import DurableStore
@@ -193,6 +218,15 @@ def write_durably(target: Path, data: Any) -> None:
         raise
 
 
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Says in one line what the file system refused."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{what}: {error.strerror or error}") from error
+
+
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -207,6 +241,15 @@ def _aws_error() -> type[Exception]:
 
     error: type[Exception] = BotoCoreError
     return error
+
+
+def _lease(data: bytes) -> tuple[str, float]:
+    """Who holds a lock, and until when; of one that is damaged, nobody."""
+    try:
+        found = json.loads(data)
+        return str(found["owner"]), float(found["until"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return "", 0.0
 
 
 class S3Place:
@@ -224,6 +267,10 @@ class S3Place:
         self.url = url.rstrip("/")
         self.root = self.url.removeprefix("s3://")
 
+    @property
+    def faults(self) -> tuple[type[Exception], ...]:
+        return (OSError, _aws_error())
+
     @functools.cached_property
     def _files(self) -> Any:
         import s3fs
@@ -235,7 +282,8 @@ class S3Place:
         files, path = self._files, f"{self.root}/{key}"
         try:
             info = files.info(path, refresh=True)
-            return files.cat_file(path), info["ETag"]
+            part = {"start": 0, "end": MOST_BYTES + 1} if info["size"] > MOST_BYTES else {}
+            return files.cat_file(path, **part), info["ETag"]
         except FileNotFoundError:
             return None
         except (OSError, _aws_error()) as error:
@@ -251,7 +299,22 @@ class S3Place:
 
     def replace(self, key: str, data: bytes, version: str | None) -> None:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
-        self._put(key, data, **condition)
+        try:
+            self._put(key, data, **condition)
+        except StoreError as error:
+            # The answer may be lost and not the object; a second try then meets what the first has put.
+            if self._look(key, error) != data:
+                raise
+
+    def _look(self, key: str, error: StoreError) -> bytes | None:
+        """What lies there after an error."""
+        try:
+            found = self.read(key)
+        except StoreError:
+            raise CommitUnknown(
+                f"{error}. Whether it was written is not known: look at {self.url} before you write the same again"
+            ) from error
+        return found[0] if found else None
 
     def put(self, key: str, data: bytes) -> None:
         self._put(key, data)
@@ -293,16 +356,19 @@ class S3Place:
         finally:
             done.set()
             keeper.join()
-            if self._holds(owner):
-                self._files.rm_file(f"{self.root}/{LOCK_NAME}")
+            try:
+                if self._holds(owner):
+                    self._files.rm_file(f"{self.root}/{LOCK_NAME}")
+            except (StoreError, OSError, _aws_error()) as error:  # what was done under the lock is done
+                _log.warning("what was committed stays, but %s is locked for %g s: %s", self.url, self.LEASE, error)
 
     def _take(self, owner: str) -> bool:
         """Takes the lease if nobody has it or it has run out; a conditional put lets only one of several win."""
         found = self.read(LOCK_NAME)
-        if found and json.loads(found[0])["until"] > time.time():
+        if found and _lease(found[0])[1] > time.time():
             return False
         try:
-            self.replace(LOCK_NAME, self._lease(owner), found[1] if found else None)
+            self.replace(LOCK_NAME, self._new_lease(owner), found[1] if found else None)
         except StoreError:
             # Lost the race, unless the place cannot be written at all: then there is no lock to lose it to.
             if self.read(LOCK_NAME) is None:
@@ -310,19 +376,19 @@ class S3Place:
             return False
         return True
 
-    def _lease(self, owner: str) -> bytes:
+    def _new_lease(self, owner: str) -> bytes:
         return json.dumps({"owner": owner, "until": time.time() + self.LEASE}).encode()
 
     def _keep(self, owner: str, done: threading.Event) -> None:
         while not done.wait(self.LEASE / 4):
             with contextlib.suppress(StoreError):  # a passing fault: there are three more tries in a lease
                 found = self.read(LOCK_NAME)
-                if found and json.loads(found[0])["owner"] == owner:
-                    self.replace(LOCK_NAME, self._lease(owner), found[1])
+                if found and _lease(found[0])[0] == owner:
+                    self.replace(LOCK_NAME, self._new_lease(owner), found[1])
 
     def _holds(self, owner: str) -> bool:
         found = self.read(LOCK_NAME)
-        return found is not None and json.loads(found[0])["owner"] == owner
+        return found is not None and _lease(found[0])[0] == owner
 
     def sizes(self, prefix: str) -> dict[str, int]:
         found = self._files.find(f"{self.root}/{prefix}", detail=True)

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from numbers import Real
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticKnownError
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(allow_inf_nan=False, gt=0)]
+
+def _number(value: Any) -> float:
+    """A real number of Python's or NumPy's as it is; true is not 1, and '3' is not 3."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise PydanticKnownError("float_type")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise PydanticKnownError("finite_number")
+    return number
+
+
+Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, gt=0)]
 
 
 class Strict(BaseModel):

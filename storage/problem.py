@@ -18,18 +18,38 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
+from unicodedata import category
 
-import yaml
-from pydantic import AfterValidator, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
+from storage import strict_yaml
 from storage.errors import ProblemError
 from storage.priors import WITH_LIMITS, Beta, Finite, Prior, Strict, TruncatedNormal, Uniform
 from storage.validation import explain, show
 
+CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories of what moves a terminal's cursor or ends a line
+
+
+def _one_line(text: str) -> str:
+    for character in text:
+        if category(character) in CONTROL:
+            raise ValueError(f"has the control character {character!r}, got {show(text)}; leave it out")
+    return text
+
+
+def _lines(text: str) -> str:
+    _one_line(text.translate({ord(character): " " for character in "\n\r\t"}))
+    return text
+
+
 # A name is a column's heading and an attribute's text: anything but blanks around it and path separators inside it.
 Name = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^/\\\n\r\t]+$")
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^/\\\n\r\t]+$"),
+    AfterValidator(_one_line),
 ]
+Line = Annotated[str, AfterValidator(_one_line)]
+Lines = Annotated[str, AfterValidator(_lines)]
 
 T = TypeVar("T")
 NOISE_SUFFIX = "_noise"  # the optional column with an observation's own standard deviation
@@ -41,8 +61,8 @@ class Variable(Strict):
     """A named column with its unit and its meaning."""
 
     name: Name
-    unit: str = ""
-    description: str = ""
+    unit: Line = ""
+    description: Lines = ""
 
 
 class ControlInput(Variable):
@@ -97,7 +117,7 @@ class Output(Variable):
     """One column of z and y. With `missing: true`, NaN means "not measured" instead of an error."""
 
     bounds: tuple[Finite, Finite] | None = None
-    missing: bool = False
+    missing: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -136,7 +156,7 @@ class Problem(Strict):
     """Names, units, bounds and priors; validated as a whole."""
 
     name: Name
-    description: str = ""
+    description: Lines = ""
     control_inputs: Annotated[tuple[ControlInput, ...], AfterValidator(_some)]
     calibration_inputs: Annotated[tuple[CalibrationInput, ...], AfterValidator(_some)]
     outputs: Annotated[tuple[Output, ...], AfterValidator(_some)]
@@ -182,17 +202,7 @@ def _inputs(inputs: Sequence[ControlInput]) -> tuple[Column, ...]:
 
 def load_problem(path: str | Path) -> Problem:
     """The problem written in a YAML file."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ProblemError(f"cannot read the problem file {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ProblemError(f"{path} is not a text file in UTF-8 ({error}); a problem file is YAML") from error
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ProblemError(f"{path} is not valid YAML: {error}") from error
+    data = strict_yaml.read(path, ProblemError, "the problem file")
     if data is None:
         raise ProblemError(f"{path} is empty; a problem file has the keys {', '.join(Problem.model_fields)}")
     return parse_problem(data, source=str(path))

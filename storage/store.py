@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from storage import layout
+from storage import documents, layout, soundness
 from storage.checks import find_faults
 from storage.chunks import ChunkReader, ZarrArray
 from storage.errors import IngestError, StoreError
@@ -30,6 +31,8 @@ from storage.table import Floats, Table, open_array
 if TYPE_CHECKING:
     from storage.summary import Summary
     from storage.verify import Damage
+
+_log = logging.getLogger("storage")
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Store:
         self._show(document)
 
     def _show(self, document: dict[str, Any]) -> None:
+        self.problem = soundness.check(document, self.url)
         self.document = document
-        self.problem = parse_problem(document["attributes"]["vcal"]["problem"], source=self.url)
         members, readable = layout.members(document), self.place.zarr_store(read_only=True)
         self.runs, self.observations = (
             Table(table, layout.columns(self.problem, table), readable, members) for table in layout.TABLES
@@ -72,6 +75,11 @@ class Store:
         """When and by what the store was made, and from which files."""
         found: dict[str, Any] = self.document["attributes"]["vcal"]["provenance"]
         return found
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the root document carries a checksum; earlier versions wrote none, and the next append adds it."""
+        return layout.has_checksum(self.document)
 
     def refresh(self) -> Store:
         """Shows the rows that have been committed meanwhile, by any writer."""
@@ -112,21 +120,25 @@ class Store:
 
         `optional` are the optional arrays that the new rows have; `sources` go into the store's provenance.
         """
-        with self.place.lock():
+        with self.place.lock(), _writing(self.place):
             document, found = _read_document(self.place)
             for table in (table for table, count in counts.items() if count):
                 self._settle_optional(document, table, layout.OPTIONAL[table] in optional)
             writers = {table: self._grow(document, table, count) for table, count in counts.items()}
+            soundness.check(document, self.url)  # what could not be opened again must not be committed
             yield writers
             for table, writer in writers.items():
                 self.place.make_durable(layout.chunk_key(table, a, i) for a in writer.arrays for i in writer.touched)
             document["attributes"]["vcal"]["provenance"]["sources"] += sources
-            self.place.replace(layout.ROOT, layout.to_bytes(document), found)
-            self._show(document)
-            # For readers that open an array by itself. The rows are committed: nothing may look like a failure now.
-            with contextlib.suppress(StoreError):
+            _replace(self.place, document, found)
+            # The rows are committed: nothing may look like a failure now.
+            try:
+                self._show(document)
+                # For readers that open an array by itself.
                 for path in (f"{table}/{array}" for table, writer in writers.items() for array in writer.arrays):
                     self.place.put(f"{path}/{layout.ROOT}", layout.to_bytes(layout.members(document)[path]))
+            except Exception as error:
+                _log.warning("the rows are committed to %s, but the work after that failed: %s", self.url, error)
 
     def _grow(self, document: dict[str, Any], table: str, count: int) -> Writer:
         """A table's arrays with room for more rows, in the document and in memory only."""
@@ -162,8 +174,6 @@ class Store:
             layout.add_optional(members, table)
         else:
             del members[path]
-        if array == "run":
-            document["attributes"]["vcal"]["schema"] = layout.SCHEMA_WITH_RUN if given else layout.SCHEMA
 
     @property
     def kept_run_count(self) -> int | None:
@@ -186,7 +196,7 @@ class Store:
         with self.place.lock():
             document, found = _read_document(self.place)
             document["attributes"]["vcal"]["identity"] = identity
-            self.place.replace(layout.ROOT, layout.to_bytes(document), found)
+            _replace(self.place, document, found)
         self.document["attributes"]["vcal"]["identity"] = identity
         return identity["runs"]
 
@@ -233,16 +243,29 @@ def create(
         members |= _table_members(table, problem, dtype, compression, chunk_rows, shard_rows, expected_rows or {})
     provenance = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "vcal_dist": _version(), "sources": []}
     document = layout.root_document(problem, provenance, members)
+    soundness.check(document, where.url)
     _refuse_existing(where)
     where.prepare()
-    with where.lock():
+    with where.lock(), _writing(where):
         _refuse_existing(where)
         for path, metadata in members.items():
             where.put(f"{path}/{layout.ROOT}", layout.to_bytes(metadata))
         _write_labels(where, members, problem)
         where.make_durable(f"{path}/{layout.ROOT}" for path in members)
-        where.replace(layout.ROOT, layout.to_bytes(document), None)
+        _replace(where, document, None)
     return Store(where, document)
+
+
+@contextlib.contextmanager
+def _writing(where: Place) -> Iterator[None]:
+    """Zarr lets the errors of disk and network through as they are."""
+    try:
+        yield
+    except where.faults as error:
+        why = getattr(error, "strerror", None) or error
+        raise StoreError(
+            f"cannot write to {where.url}: {why}; nothing was committed, the same command begins again"
+        ) from error
 
 
 def _refuse_existing(where: Place) -> None:
@@ -273,7 +296,21 @@ def _read_document(where: Place) -> tuple[dict[str, Any], str]:
     found = where.read(layout.ROOT)
     if found is None:
         raise StoreError(f"there is no store at {where.url}; make one with 'vcal ingest' or storage.create")
-    return layout.parse_root(found[0], where.url), found[1]
+    document = layout.parse_root(found[0], where.url)
+    soundness.check(document, where.url)
+    return document, found[1]
+
+
+def _replace(where: Place, document: dict[str, Any], version: str | None) -> None:
+    """Commits a document."""
+    layout.seal(document)
+    data = layout.to_bytes(document)
+    if len(data) > documents.MOST_BYTES:
+        raise StoreError(
+            f"the {layout.ROOT} of {where.url} would have more than {documents.MOST_BYTES >> 20} MiB, of which its "
+            f"{len(document['attributes']['vcal']['provenance']['sources'])} sources are most; ingest fewer files"
+        )
+    where.replace(layout.ROOT, data, version)
 
 
 def _table_members(

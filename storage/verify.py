@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from storage import layout
-from storage.chunks import ChunkReader
+from storage.chunks import UNDECODABLE, ChunkReader
 from storage.errors import DamagedChunk, StoreError
 from storage.layout import chunk_key
 from storage.table import Table, open_array
@@ -33,14 +33,14 @@ class Damage(NamedTuple):
 
 def verify(store: Store) -> list[Damage]:
     """Every damaged chunk of a store, in order; an empty list says that all of it can be read."""
-    chunks = [
-        (table, array, index)
+    tasks = [
+        Task(partial(_check_chunks, table, array, part))
         for table in (store.runs, store.observations)
         for array in table.arrays
-        for index in range(table.blocks)
+        for part in parts_of(range(table.blocks), 64)
     ]
     with workers(None) as pool:
-        found = pool.run([Task(partial(_check_chunks, part)) for part in parts_of(chunks)])
+        found = pool.run(tasks)
     return [*_check_labels(store), *(damage for part in found for damage in part)]
 
 
@@ -52,7 +52,7 @@ def _check_labels(store: Store) -> list[Damage]:
         if variables is not None:
             try:
                 labels = np.asarray(open_array(readable, path, metadata)[:]).tolist()
-            except (ValueError, RuntimeError, OSError) as error:
+            except (OSError, *UNDECODABLE) as error:
                 labels = [str(error)]
             if labels != [v.name for v in variables]:
                 reason = "the columns' names are damaged; the rows are not concerned"
@@ -60,8 +60,8 @@ def _check_labels(store: Store) -> list[Damage]:
     return found
 
 
-def _check_chunks(chunks: Sequence[tuple[Table, str, int]]) -> list[Damage]:
-    return [damage for table, array, index in chunks for damage in _check_chunk(table, array, index)]
+def _check_chunks(table: Table, array: str, blocks: Sequence[int]) -> list[Damage]:
+    return [damage for index in blocks for damage in _check_chunk(table, array, index)]
 
 
 def _check_chunk(table: Table, array: str, index: int) -> list[Damage]:

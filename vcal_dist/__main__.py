@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 
-import yaml
-
+from storage import strict_yaml
 from storage.errors import VcalError
 from vcal_dist.config import Config
-from vcal_dist.errors import INTERRUPTED, PREEMPTED, Diverged, Preempted
+from vcal_dist.errors import INTERRUPTED, PREEMPTED, ConfigError, Diverged, Preempted
 from vcal_dist.training import is_first, train
 
 
 def main(path: str, *options: str) -> int | str:
     """The exit status, or a message with status 1."""
     try:
-        config = Config.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")), path)
+        config = Config.parse(strict_yaml.read(path, ConfigError, "the configuration"), path)
         train(config, progress="--quiet" not in options)
     except (Diverged, Preempted) as stopped:
         if not is_first():  # all processes ended alike, and Lightning kills the first if another fails before it

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import yaml
 
+from storage import strict_yaml
 from storage.labels import by_name
 from storage.precision import choose
 from storage.problem import Problem, load_problem, parse_problem
@@ -130,7 +130,7 @@ def _plain(value: Any) -> Any:
 def _in_other_processes(config: Config, temporary: Path, progress: bool) -> Posterior:
     """Several processes begin with a program of their own: a notebook cannot be started twice."""
     path = temporary / "config.yaml"
-    path.write_text(yaml.safe_dump(config.plain(), sort_keys=False), encoding="utf-8")
+    path.write_text(strict_yaml.dump(config.plain()), encoding="utf-8")
     quiet = [] if progress else ["--quiet"]
     with subprocess.Popen([sys.executable, "-m", "vcal_dist", str(path), *quiet]) as started:  # noqa: S603 - no shell
         while True:

@@ -21,8 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from storage import documents, strict_yaml
 from storage.places import write_durably
 from storage.store import Store
 from vcal_dist import tensorfile
@@ -75,7 +74,7 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
     rows = (store.runs.rows, store.observations.rows)
     if not (run / ROWS).exists():
         return Before(rows, None)
-    rows, now = _read_rows(run / ROWS), rows
+    rows, now = read_rows(run / ROWS), rows
     for name, before, found in zip(("runs", "observations"), rows, now, strict=True):
         if found < before:
             raise ConfigError(
@@ -119,11 +118,11 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
         for left in run.glob(pattern):  # half-written by a process that was killed
             left.unlink(missing_ok=True)
     if not (run / CONFIG).exists():
-        write_durably(run / CONFIG, as_yaml(config.plain()))
+        write_durably(run / CONFIG, strict_yaml.dump(config.plain()).encode())
     write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
     if not (run / ROWS).exists():  # the last: others wait for it
         found = dict(zip(("runs", "observations"), rows, strict=True))
-        write_durably(run / ROWS, (json.dumps(found) + "\n").encode())
+        write_durably(run / ROWS, documents.to_bytes(found))
 
 
 def is_held(run: Path) -> bool:
@@ -184,7 +183,7 @@ def wait(done: Callable[[], bool], what: str) -> None:
 def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = FREE) -> None:
     """Raises if a file holds another configuration than the plain one, but for keys that may change."""
     before = _completed(_read(path))
-    now = yaml.safe_load(as_yaml(plain))
+    now = strict_yaml.parse(strict_yaml.dump(plain), what, ConfigError)
     changed = [
         f"  {key}: {old!r} before, {new!r} now"
         for key, old, new in _differences(before, now)
@@ -200,10 +199,7 @@ def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = 
 
 def _read(path: Path) -> dict[str, Any]:
     """A mapping in YAML or JSON, which is YAML too."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    found = strict_yaml.read(path, ConfigError)
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew")
     return found
@@ -217,15 +213,22 @@ def _completed(found: dict[str, Any]) -> dict[str, Any]:
         whole = Config.parse({key: value for key, value in found.items() if key in Config.model_fields}).plain()
     except ConfigError:  # of another version: what differs is told
         return found
-    return {**found, **yaml.safe_load(as_yaml(whole))}
+    return {**found, **strict_yaml.parse(strict_yaml.dump(whole), "the configuration", ConfigError)}
 
 
-def _read_rows(path: Path) -> tuple[int, int]:
-    found = _read(path)
-    try:
-        return int(found["runs"]), int(found["observations"])
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew") from None
+def read_rows(path: Path) -> tuple[int, int]:
+    """The rows that a run began with."""
+    cure = f"restore it from a copy, or delete {path.parent} to start again"
+    return counted(_read(path), str(path), cure)
+
+
+def counted(found: Any, name: str, cure: str) -> tuple[int, int]:
+    """Runs and observations in a mapping, which must match its checksum."""
+    rows = documents.unsealed(found, name, ConfigError, cure) if isinstance(found, dict) else {}
+    before = rows.get("runs"), rows.get("observations")
+    if set(rows) != {"runs", "observations"} or any(type(count) is not int or count < 0 for count in before):
+        raise ConfigError(f"{name} is damaged; {cure}")
+    return rows["runs"], rows["observations"]
 
 
 def _differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
@@ -233,12 +236,6 @@ def _differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, A
         keys = {**before, **now}
         return [d for k in keys for d in _differences(before.get(k), now.get(k), f"{key}.{k}".lstrip("."))]
     return [] if before == now else [(key, before, now)]
-
-
-def as_yaml(plain: dict[str, Any]) -> bytes:
-    """Plain data as a file."""
-    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    return text.encode()
 
 
 def versions() -> dict[str, str]:

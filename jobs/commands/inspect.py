@@ -132,7 +132,7 @@ def describe(store: Store, rows: int, verify: bool = False) -> dict[str, Any]:
         },
         "design": findings,  # None if it was not examined
         "provenance": store.provenance,
-        "health": {"verified": verify, "damage": damage},
+        "health": {"verified": verify, "document_checksum": store.has_checksum, "damage": damage},
     }
 
 
@@ -169,6 +169,11 @@ def show(description: dict[str, Any]) -> None:
         out.print("healthy: every chunk was read and matches its checksum", style="green")
     else:
         out.print("healthy as far as its metadata tell; --verify reads every chunk", style="green")
+    if not health["document_checksum"]:
+        out.print(
+            "problem and priors carry no checksum, since an earlier version wrote the store; the next append adds it",
+            style="yellow",
+        )
 
 
 def _show_design(findings: list[dict[str, Any]] | None) -> None:

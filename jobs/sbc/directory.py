@@ -14,20 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jobs.sbc.simulator import digest
+from storage import documents, strict_yaml
 from storage.places import write_durably
 from vcal_dist import run_directory
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
 from vcal_dist.report.page import finite
-from vcal_dist.run_directory import as_yaml, compare
+from vcal_dist.run_directory import compare, counted
 
 SETTINGS, EMULATOR, REPLICATES = "settings.yaml", "emulator.safetensors", "replicates"
 RESULTS, PAGE = "sbc.json", "sbc.html"
 # What may change between an interrupted command and the one that goes on with it.
-FREE = ("simulator.at", *(f"config.{name}" for name in run_directory.FREE))
+FREE = ("simulator.at", "rows.checksum", *(f"config.{name}" for name in run_directory.FREE))
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Asked:
     def plain(self) -> dict[str, Any]:
         """All that decides what comes out."""
         simulator = None if self.simulator is None else {"at": self.simulator, "sha256": digest(self.simulator)}
-        rows = dict(zip(("runs", "observations"), self.rows, strict=True))
+        rows = documents.sealed(dict(zip(("runs", "observations"), self.rows, strict=True)))
         return {"seed": self.seed, "simulator": simulator, "rows": rows, "config": json.loads(self.config)}
 
 
@@ -79,12 +78,12 @@ def ask(config: Config, seed: int, simulator: str | None, rows: tuple[int, int],
 def begin(asked: Asked) -> None:
     """Writes down what is asked for, once it is known to make sense."""
     if not (asked.output / SETTINGS).is_file():
-        write_durably(asked.output / SETTINGS, as_yaml(asked.plain()))
+        write_durably(asked.output / SETTINGS, strict_yaml.dump(asked.plain()).encode())
 
 
 def write(path: Path, plain: dict[str, Any]) -> None:
     """A file of JSON that is whole or not there; null where a number is not finite."""
-    write_durably(path, (json.dumps(finite(plain), indent=2, ensure_ascii=False) + "\n").encode())
+    write_durably(path, documents.to_bytes(finite(plain)))
 
 
 def read(asked: Asked, number: int) -> dict[str, Any] | None:
@@ -92,19 +91,13 @@ def read(asked: Asked, number: int) -> dict[str, Any] | None:
     path = asked.replicate(number)
     if not path.is_file():
         return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ConfigError(f"{path} is damaged; delete it, and the same command runs that replicate again") from None
-    return found
+    return documents.read(path, ConfigError, "delete it, and the same command runs that replicate again")
 
 
 def _rows_before(path: Path, now: tuple[int, int], store: str) -> tuple[int, int]:
-    try:
-        rows = yaml.safe_load(path.read_text(encoding="utf-8"))["rows"]
-        before = int(rows["runs"]), int(rows["observations"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError):
-        raise ConfigError(f"{path} is damaged; delete {path.parent} to begin anew") from None
+    found = strict_yaml.read(path, ConfigError)
+    rows = found.get("rows") if isinstance(found, dict) else None
+    before = counted(rows, str(path), f"restore it from a copy, or delete {path.parent} to start again")
     for name, had, has in zip(("runs", "observations"), before, now, strict=True):
         if has < had:
             raise ConfigError(

@@ -14,9 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import typer
-import yaml
 
-from jobs.config import EXPONENT, TAG
+from storage import strict_yaml
 from vcal_dist.errors import ConfigError
 
 COMMANDS = ("train", "sweep")
@@ -47,8 +46,7 @@ class Request:
     @property
     def text(self) -> str:
         """The configuration as a file."""
-        text: str = yaml.dump(self.plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-        return text
+        return strict_yaml.dump(self.plain)
 
     def arguments(self, config: str) -> list[str]:
         """What follows `vcal`, with the configuration at a path."""
@@ -59,21 +57,6 @@ class Request:
         if self.command == "sweep" or "--on" in self.options:
             return self
         return Request(self.command, self.plain, (*ON_RAY, *self.options))
-
-
-class _Dumper(yaml.SafeDumper):
-    """Safe YAML that our own reader reads back to the letter."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True  # written out where they stand: a frozen file is read by people
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        # Unless they are escaped, some rare ends of lines come back as others.
-        return self.represent_scalar(TAG + "str", data, style=None if data.isprintable() else '"')
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
-_Dumper.add_implicit_resolver(TAG + "float", EXPONENT, list("-+.0123456789"))  # so that the text '1e-3' gets quotes
 
 
 def request(arguments: Sequence[str]) -> Request:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from jobs.sweeps.settings import FREE, Sweep
 from jobs.sweeps.trial import TRIALS
+from storage import strict_yaml
 from storage.places import write_durably
 from vcal_dist import run_directory
 from vcal_dist.errors import ConfigError
-from vcal_dist.run_directory import as_yaml, compare
+from vcal_dist.run_directory import compare
 
 ASKED = "sweep.yaml"
 FREE_KEYS = (*run_directory.FREE, *(f"sweep.{name}" for name in FREE))
@@ -34,7 +35,7 @@ def begin(sweep: Sweep) -> None:
             compare(path, sweep.plain(), f"the sweep in {sweep.output}", FREE_KEYS)
     elif sweep.output.is_dir():
         _refuse_foreign(sweep.output)
-    write_durably(path, as_yaml(sweep.plain()))
+    write_durably(path, strict_yaml.dump(sweep.plain()).encode())
 
 
 def exists(sweep: Sweep) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from ray import tune
 
@@ -23,14 +22,15 @@ from jobs.sweeps.settings import Sweep
 from jobs.sweeps.space import placed
 from jobs.sweeps.trial import Folder, Rung, alone
 from jobs.sweeps.worker import BUDGET, METRIC, train_alone
+from storage import strict_yaml
 from storage.errors import VcalError
 from storage.places import write_durably
 from vcal_dist.checkpoints import Checkpoints
 from vcal_dist.config import Config
-from vcal_dist.errors import ModelError, Preempted
+from vcal_dist.errors import ConfigError, ModelError, Preempted
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import LinAlgError
-from vcal_dist.run_directory import CONFIG, LOCK, as_yaml
+from vcal_dist.run_directory import CONFIG, LOCK
 from vcal_dist.stages import meanfield_stages
 from vcal_dist.training import moment
 from vcal_dist.weights import MeanField
@@ -141,7 +141,7 @@ def rates_of(sweep: Sweep, number: int) -> dict[str, Any]:
 
 def _rates(path: Path, keys: Any) -> dict[str, Any]:
     """Values of a configuration, by keys fit.<stage>.rate."""
-    fit = yaml.safe_load(path.read_text(encoding="utf-8"))["fit"]
+    fit = strict_yaml.read(path, ConfigError)["fit"]
     return {key: fit[key.split(".")[1]].get("rate") for key in keys}
 
 
@@ -152,10 +152,10 @@ def take_over(run: Path, source: Path, rates: dict[str, Any]) -> None:
     partial, old = _beside(run)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, ignore=shutil.ignore_patterns(LOCK, "*.partial"))
-    plain = yaml.safe_load((partial / CONFIG).read_text(encoding="utf-8")) | {"output": str(run)}
+    plain = strict_yaml.read(partial / CONFIG, ConfigError) | {"output": str(run)}
     for key, value in rates.items():
         plain = placed(plain, key, value)
-    write_durably(partial / CONFIG, as_yaml(Config.parse(plain, "the trial").plain()))
+    write_durably(partial / CONFIG, strict_yaml.dump(Config.parse(plain, "the trial").plain()).encode())
     if run.exists():
         run.rename(old)
     partial.rename(run)

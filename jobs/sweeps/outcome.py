@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jobs.sweeps.page import page
 from jobs.sweeps.plot import picture
 from jobs.sweeps.settings import Sweep
 from jobs.sweeps.trial import Folder, Trial, read_trials
+from storage import strict_yaml
 from storage.places import write_durably
+from vcal_dist.errors import ConfigError
 from vcal_dist.plots.style import write
 from vcal_dist.posterior import FILE, Posterior
-from vcal_dist.run_directory import CONFIG, LOCK, as_yaml
+from vcal_dist.run_directory import CONFIG, LOCK
 
 TABLE, PICTURE, PAGE = "trials.csv", "sweep.png", "sweep.html"
 BEST_CONFIG, BEST, MIXTURE = "best.yaml", "best", "mixture"
@@ -124,15 +124,15 @@ def _cell(value: Any) -> Any:
 def _keep_best(sweep: Sweep, best: Trial) -> None:
     """Copies the best run, and writes the configuration that makes it; the old one goes when the new one is whole."""
     source, target = Folder(sweep, best.number).rung(sweep.last_rung), sweep.output / BEST
-    plain = yaml.safe_load((source / CONFIG).read_text(encoding="utf-8")) | {"output": str(target)}
+    plain = strict_yaml.read(source / CONFIG, ConfigError) | {"output": str(target)}
     if not _same(source / FILE, target / FILE):
         partial = sweep.output / f".{BEST}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(source, partial, ignore=shutil.ignore_patterns(LOCK, "*.partial"))
-        write_durably(partial / CONFIG, as_yaml(plain))
+        write_durably(partial / CONFIG, strict_yaml.dump(plain).encode())
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
-    write_durably(sweep.output / BEST_CONFIG, (CHANGED if best.changed else b"") + as_yaml(plain))
+    write_durably(sweep.output / BEST_CONFIG, (CHANGED if best.changed else b"") + strict_yaml.dump(plain).encode())
 
 
 def _same(file: Path, other: Path) -> bool:

@@ -11,7 +11,6 @@ Nothing here needs Ray. A trial that was interrupted goes on from its own files.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.sweeps.settings import Sweep
+from storage import documents
 from storage.places import write_durably
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
@@ -83,22 +83,21 @@ class Folder:
         """What is known, or None if there is no such trial yet."""
         if not (self.path / SETTINGS).exists():
             return None
+        cure = f"delete {self.path}, and the trial runs again"
         try:
-            trial = Trial(self.number, dict(json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))))
+            trial = Trial(self.number, documents.read(self.path / SETTINGS, ConfigError, cure))
             if (self.path / RESULT).exists():
-                found = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+                found = documents.read(self.path / RESULT, ConfigError, cure)
                 rungs = tuple(Rung(**rung) for rung in found["rungs"])
                 history = tuple(found.get("history", ()))
                 trial = replace(trial, state=found["state"], reason=found["reason"], rungs=rungs, history=history)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"the trial in {self.path} is damaged ({error}); delete that directory, and it runs anew"
-            ) from None
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{self.path / RESULT} is damaged ({error}); {cure}") from None
         return trial
 
     def begin(self, settings: dict[str, Any]) -> Trial:
         """Writes down what is tried."""
-        write_durably(self.path / SETTINGS, _json(settings))
+        write_durably(self.path / SETTINGS, documents.to_bytes(settings))
         return Trial(self.number, settings)
 
     def write(self, trial: Trial) -> Trial:
@@ -107,7 +106,7 @@ class Folder:
         found: dict[str, Any] = {"state": trial.state, "reason": trial.reason, "rungs": rungs}
         if trial.history:
             found["history"] = list(trial.history)
-        write_durably(self.path / RESULT, _json(found))
+        write_durably(self.path / RESULT, documents.to_bytes(found))
         return trial
 
     @contextlib.contextmanager
@@ -197,7 +196,3 @@ def metric(sweep: Sweep, posterior: Posterior) -> float:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()

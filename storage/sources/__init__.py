@@ -5,8 +5,6 @@ A partition is small, picklable, and read by one task. What cannot be cut is one
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 
 from storage.errors import IngestError
@@ -15,9 +13,6 @@ from storage.sources.files import SUFFIXES, SourceFile, expand
 from storage.sources.partition import Partition, Piece, Plan
 
 __all__ = ["SUFFIXES", "Partition", "Piece", "Plan", "Request", "Selection", "SourceFile", "expand", "pieces", "plan"]
-
-# What the readers of the formats raise on a damaged file, or one that is not what its suffix says.
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def plan(file: SourceFile, request: Request) -> Plan:
@@ -29,7 +24,7 @@ def plan(file: SourceFile, request: Request) -> Plan:
         return plans.get(file.format, arrays.plan)(file, request)
     except IngestError:
         raise
-    except UNREADABLE as error:
+    except Exception as error:
         raise _unreadable(file, error) from error
 
 
@@ -39,9 +34,13 @@ def pieces(partition: Partition) -> Iterator[Piece]:
         yield from partition.pieces()
     except IngestError:
         raise
-    except UNREADABLE as error:
+    except Exception as error:
         raise _unreadable(partition.file, error) from error
 
 
 def _unreadable(file: SourceFile, error: Exception) -> IngestError:
-    return IngestError(f"{file}: cannot be read as {file.format}: {str(error) or type(error).__name__}")
+    """The readers of the formats promise nothing about what they raise on a damaged file: it may be any exception."""
+    said = str(error) if isinstance(error, OSError | ValueError) and str(error) else f"{type(error).__name__}: {error}"
+    return IngestError(
+        f"{file}: cannot be read as {file.format} ({said}); is it whole, and what its suffix says? Write it again"
+    )

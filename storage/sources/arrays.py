@@ -19,6 +19,8 @@ from storage.sources.files import SourceFile
 from storage.sources.partition import Piece, Plan, blank, piece_rows, whole
 
 BOXES = 4  # of a partition: opening a NetCDF file takes as long as reading a box
+MOST_ROWS = 10**11  # of a file
+MOST_ROWS_PER_BYTE = 10**4  # more than what compresses best, a column of one value
 ROW = "row"  # the dimension of arrays that do not name theirs
 Box = tuple[tuple[int, int], ...]  # start and stop along every dimension
 
@@ -79,12 +81,21 @@ def plan(file: SourceFile, request: Request) -> Plan:
                 )
                 raise IngestError(f"{file}: the array '{pick.name}' holds {_content(array)}, not numbers; {cure}")
         sizes = _sizes(file, request, selection.picks, chosen)
+    _refuse_many(file, math.prod(sizes.values()))
     boxes = list(_boxes(tuple(sizes.values()), piece_rows(len(chosen))))
     step = len(boxes) if file.format == "npz" else BOXES
     groups = [tuple(boxes[i : i + step]) for i in range(0, len(boxes), max(1, step))]
     dims = tuple(sizes)
     partitions = [ArrayPartition(file, request.table, selection.picks, dims, group) for group in groups]
     return Plan(file, tuple(partitions), selection)
+
+
+def _refuse_many(file: SourceFile, rows: int) -> None:
+    """A file may say that it has any number of rows, and hold none of them: they would all be fill values."""
+    stored = max(file.size(), 4096) if file.format in ("hdf5", "netcdf") else None
+    if rows > MOST_ROWS or (stored is not None and rows > MOST_ROWS_PER_BYTE * stored):
+        held = f" in {stored:,} bytes" if stored is not None else ""
+        raise IngestError(f"{file}: says that it has {rows:,} rows{held}; was it written to its end? Write it again")
 
 
 def column_dims(array: NamedArray, pick: Pick) -> tuple[str, ...]:

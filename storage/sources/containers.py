@@ -8,6 +8,7 @@ values become NaN, packed numbers are unpacked; times stay the numbers that they
 from __future__ import annotations
 
 import contextlib
+import math
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import IngestError
+from storage.sources import classic_netcdf
 from storage.sources.files import SourceFile
 
 if TYPE_CHECKING:
@@ -66,12 +68,12 @@ def _npz(file: SourceFile, table: str) -> Iterator[Arrays]:
 
         arrays: Arrays = {}
         for name in archive.files:
-            shape, dtype = _npy_header(archive.zip, name)
+            shape, dtype = _npy_header(archive.zip, name, file)
             arrays[name] = NamedArray(shape, dtype, None, (), partial(read, name))
         yield arrays
 
 
-def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _npy_header(archive: zipfile.ZipFile, name: str, file: SourceFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of a member, without reading it."""
     member = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
     with archive.open(member) as stream:
@@ -82,6 +84,9 @@ def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], n
             shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
         else:  # only structured arrays are written so
             return (), np.dtype(object)
+    size, stored = math.prod(shape) * dtype.itemsize, archive.getinfo(member).file_size
+    if size > stored:  # NumPy takes memory for what the header says
+        raise IngestError(f"{file}: the array '{name}' should have {size:,} bytes and has {stored:,}; write it again")
     return shape, dtype
 
 
@@ -148,8 +153,12 @@ def _netcdf(file: SourceFile, table: str) -> Iterator[Arrays]:
         classic = stream.read(3) == b"CDF"
         stream.seek(0)
         group = None
-        if not classic:
+        if classic:
+            classic_netcdf.check(stream, file.size())
+            stream.seek(0)
+        else:
             with h5py.File(stream if file.remote else file.url, "r") as root:
+                root.attrs.get("_nc3_strict")  # where these are damaged, h5netcdf leaves half an object behind
                 group = table if isinstance(root.get(table), h5py.Group) else None
         dataset = xr.open_dataset(
             stream if file.remote else file.url,

@@ -26,6 +26,7 @@ from storage.sources.partition import Piece, Plan, blank
 
 PART_BYTES = 16 << 20  # of a partition's text
 HEAD_BYTES = 1 << 20  # comments and header must lie within
+LINE_BYTES = 8 << 20  # of a line at most
 TAIL_BYTES = 1 << 16  # read at a time beyond a range, in search of the line's end
 SEPARATORS = (",", ";", "\t")
 BOM = b"\xef\xbb\xbf"
@@ -62,18 +63,26 @@ class DelimitedPartition:
         with self.file.open() as stream:
             stream.seek(self.start)
             if self.stop is not None:
-                yield _lines(stream, self.start, self.stop, newline, first=self.start == self.header.end)
+                yield _lines(self.file, stream, self.start, self.stop, newline, first=self.start == self.header.end)
                 return
             rest = b""
             while block := stream.read(PART_BYTES):
                 block = rest + block
                 cut = block.rfind(newline) + 1
                 rest = block[cut:]
+                _refuse_long(len(rest), self.file)
                 yield block[:cut]
             yield rest
 
 
-def _lines(stream: IO[bytes], start: int, stop: int, newline: bytes, *, first: bool) -> bytes:
+def _refuse_long(length: int, file: SourceFile) -> None:
+    if length > LINE_BYTES:  # a compressed file of some megabytes may hold a line that fits into no memory
+        raise IngestError(
+            f"{file}: has a line of more than {LINE_BYTES >> 20} MiB; is it text, with a row in each line?"
+        )
+
+
+def _lines(file: SourceFile, stream: IO[bytes], start: int, stop: int, newline: bytes, *, first: bool) -> bytes:
     """The lines of a range: from behind its first line end to behind the first line end after it."""
     text = stream.read(stop - start)
     if not first:
@@ -87,6 +96,7 @@ def _lines(stream: IO[bytes], start: int, stop: int, newline: bytes, *, first: b
         tail.append(more[: cut or None])
         if cut:
             break
+        _refuse_long(TAIL_BYTES * len(tail), file)
     return b"".join([text, *tail]) if tail else text
 
 
@@ -130,7 +140,7 @@ def find_header(head: bytes, wanted: set[str], file: SourceFile) -> Header:
         except UnicodeDecodeError:
             raise IngestError(f"{file}: the header is not text in UTF-8; save the file as CSV in UTF-8") from None
         if line.strip() and not line.lstrip().startswith("#"):
-            header = _split(line, wanted, newline, end)
+            header = _split(line, wanted, newline, end, file)
             if not all(_is_number(name) for name in header.names) or wanted & set(header.names):
                 return header
             if comment and len(comment.names) == len(header.names):  # as numpy.savetxt writes it
@@ -139,15 +149,20 @@ def find_header(head: bytes, wanted: set[str], file: SourceFile) -> Header:
                 f"{file}: has no header, its first line is {line[:60]!r}; write the columns' names into the first line"
             )
         if line.strip():
-            comment = _split(line.lstrip().lstrip("#"), wanted, newline, end)
+            comment = _split(line.lstrip().lstrip("#"), wanted, newline, end, file)
     raise IngestError(f"{file}: has no header within {HEAD_BYTES >> 10} KiB; write the columns' names into a line")
 
 
-def _split(line: str, wanted: set[str], newline: bytes, end: int) -> Header:
+def _split(line: str, wanted: set[str], newline: bytes, end: int, file: SourceFile) -> Header:
     """A header by the separator that finds most of the wanted names, then most names at all."""
     candidates = []
     for separator in SEPARATORS:
-        row = next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+        try:
+            row = next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+        except csv.Error as error:
+            raise IngestError(
+                f"{file}: the header {line[:60]!r} cannot be read as CSV ({error}); write it again"
+            ) from None
         names = tuple(name.strip() for name in row)
         candidates.append((len(wanted & set(names)), len(names), -SEPARATORS.index(separator), separator, names))
     _, _, _, separator, names = max(candidates)
@@ -165,6 +180,7 @@ def _is_number(text: str) -> bool:
 def parse(text: bytes, header: Header, columns: tuple[int, ...], file: SourceFile) -> Piece:
     """Rows of text as numbers; only if a cell is not one, all cells are read as text and looked at."""
     broken: list[tuple[int, str]] = []
+    text = _as_utf8(text)
     try:
         table = _read(text, header, columns, pa.float64(), broken)
     except pa.ArrowInvalid as error:
@@ -183,6 +199,17 @@ def parse(text: bytes, header: Header, columns: tuple[int, ...], file: SourceFil
     # Arrow numbers the lines that are not empty from 1; lines of blanks are no rows either.
     skipped = np.array([number - 1 - np.searchsorted(blanks, number) for number, line in broken if line.strip()])
     return _with_broken(rows, skipped.astype(np.intp), next(line for _, line in broken if line.strip()))
+
+
+def _as_utf8(text: bytes) -> bytes:
+    """Arrow gives up the row of a wrong length that is not UTF-8: what is not becomes a sign that is no number."""
+    if text.isascii():
+        return text
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return text.decode(errors="replace").encode()
+    return text
 
 
 def _read(text: bytes, header: Header, columns: tuple[int, ...], kind: Any, broken: list[tuple[int, str]]) -> pa.Table:

@@ -99,7 +99,7 @@ fit:
         ("store: !!int x", "mine.yaml is not valid YAML"),
         ("store: !!float ''", "mine.yaml is not valid YAML"),
         ("[1, 2]: s", "mine.yaml is not valid YAML"),
-        ("store: &a [*a]", "Circular"),
+        ("store: &a [*a]", "contains itself"),
         ("store: " + 5000 * "[", "mine.yaml is not valid YAML"),
         ("stroe: s", "  - stroe: unknown key (did you mean 'store'?)"),
     ],

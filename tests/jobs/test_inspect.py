@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +54,7 @@ def test_json_holds_everything(path: Path, capsys: pytest.CaptureFixture[str]) -
     np.testing.assert_allclose(runs["first_rows"]["flow"], data.z[:3, 0], rtol=1e-6)
     assert found["tables"]["observations"]["rows"] == 7
     assert found["problem"]["calibration_inputs"][0]["name"] == "rw"
-    assert found["health"] == {"verified": False, "damage": []}
+    assert found["health"] == {"verified": False, "document_checksum": True, "damage": []}
 
 
 def test_tables_show_the_same(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,3 +131,22 @@ def test_a_glance_at_a_large_store_shows_the_count_that_it_keeps(
     assert "design: not examined; --verify" in " ".join(capsys.readouterr().out.split())
     assert vcal("inspect", "s.zarr", "--verify", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["design"]) == 1
+
+
+def test_a_changed_prior_is_no_store(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = path / "zarr.json"
+    changed = re.sub(r'("prior": {\s*"family": "\w+",\s*"\w+": )[-0-9.e]+', r"\g<1>0.25", root.read_text(), count=1)
+    assert changed != root.read_text()
+    root.write_text(changed)
+    assert vcal("inspect", str(path), "--verify") == 1
+    assert "zarr.json does not match its checksum: problem, priors" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_store_of_an_earlier_version_says_that_it_has_no_checksum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(Path(__file__).parents[1] / "storage" / "golden" / "schema-1.zip") as archive:
+        archive.extractall(tmp_path / "old.zarr")
+    for option in ([], ["--verify"]):
+        assert vcal("inspect", str(tmp_path / "old.zarr"), *option) == 0
+        assert "problem and priors carry no checksum" in " ".join(capsys.readouterr().out.split())

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.cli import main
-from jobs.config import _read, load
+from jobs.config import load
 from jobs.submission.request import Request, request
+from storage import strict_yaml
 from tests.vcal_dist.training_kit import settings
 from vcal_dist.errors import ConfigError
 
@@ -127,7 +128,7 @@ texts = st.text() | st.sampled_from(["1e-3", "-1E5", "no", "2020-01-01", "~", "a
 
 @given(st.dictionaries(texts, texts | st.floats(allow_nan=False) | st.integers() | st.booleans() | st.lists(texts)))
 def test_every_text_and_number_comes_back_from_the_file(plain: dict[str, Any]) -> None:
-    assert _read(Request("train", plain, ()).text, "the file") == plain
+    assert strict_yaml.parse(Request("train", plain, ()).text, "the file", ConfigError) == plain
 
 
 def test_what_stands_twice_is_written_twice() -> None:

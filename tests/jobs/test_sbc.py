@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from jobs.cli import main
-from jobs.sbc import running
+from jobs.sbc import directory, running
 from tests.vcal_dist.training_kit import make_store, settings
-from vcal_dist.errors import Diverged
+from vcal_dist.config import Config
+from vcal_dist.errors import ConfigError, Diverged
 from vcal_dist.replicates import Replicates
 
 SIMULATOR = """
@@ -269,3 +270,17 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sbc(folder) == 2
     assert sbc(folder, "--replicates", "2", "--ray", "auto", "--workers", "2") == 2
     assert "leave it out with --ray" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_changed_counts_of_rows_are_refused(tmp_path: Path) -> None:
+    config = Config(store="s.zarr", output=str(tmp_path / "run"))
+    asked = directory.ask(config, 1, None, (300, 40), tmp_path / "sbc")
+    directory.begin(asked)
+    path = tmp_path / "sbc" / directory.SETTINGS
+    assert directory.ask(config, 1, None, (400, 40), tmp_path / "sbc").rows == (300, 40)
+    text = path.read_text()
+    path.write_text(text.replace("runs: 300", "runs: 30"))
+    with pytest.raises(ConfigError, match="does not match its checksum"):
+        directory.ask(config, 1, None, (400, 40), tmp_path / "sbc")
+    path.write_text("".join(line for line in text.splitlines(keepends=True) if "checksum" not in line))
+    assert directory.ask(config, 1, None, (400, 40), tmp_path / "sbc").rows == (300, 40)  # of an earlier version

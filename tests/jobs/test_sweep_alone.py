@@ -17,6 +17,7 @@ from jobs.sweeps.directory import begin
 from jobs.sweeps.outcome import ranked
 from jobs.sweeps.settings import Sweep, load
 from jobs.sweeps.trial import Folder, Rung, Trial, left, run_trial
+from storage import documents
 from tests.vcal_dist.training_kit import make_store, settings
 from vcal_dist.errors import ConfigError
 from vcal_dist.mixed import Averaged
@@ -53,7 +54,7 @@ def vcal(*arguments: Any) -> int:
 
 def test_trials_of_a_job_array_are_collected(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = written(tmp_path, store, mixture=2, seed=3), tmp_path / "out"
-    tried = [json.loads((out / f"trials/{number}/settings.json").read_text()) for number in _run_all(path)]
+    tried = [documents.read(out / f"trials/{number}/settings.json", ConfigError, "") for number in _run_all(path)]
     statuses = [vcal("sweep", path, "--trial", number) for number in range(3)]  # they are there already
     diverging = [values["fit.emulator.rate"] == DIVERGING for values in tried]
     assert sorted(diverging) == [False, False, True]
@@ -96,7 +97,7 @@ def _run_all(path: Path) -> range:
 def test_a_trial_alone_is_what_train_makes_of_its_settings(tmp_path: Path, store: Path) -> None:
     path = written(tmp_path, store, space={"fit.start.t1": {"uniform": [0.2, 0.4]}, "fit.rho": {"uniform": [0.1, 0.2]}})
     assert vcal("sweep", path, "--trial", 1) == 0
-    values = json.loads((tmp_path / "out/trials/1/settings.json").read_text())
+    values = documents.read(tmp_path / "out/trials/1/settings.json", ConfigError, "")
     overrides = [f"{key}={value!r}" for key, value in values.items()]
     assert vcal("train", path, f"output={tmp_path / 'same'}", *overrides) == 0
     one, other = (Posterior.load(run) for run in (tmp_path / "out/trials/1/rung-2", tmp_path / "same"))
@@ -147,8 +148,29 @@ def test_a_trial_that_is_damaged_or_unfinished_is_known_as_such(tmp_path: Path, 
     Folder(tried, 2).write(Trial(2, {}, "stopped", rungs=(Rung(0, 1, -1.0, 1.0),)))
     assert left(tried) == ([0], [1, 3])
     (Folder(tried, 0).path / "result.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"the trial in .*/trials/0 is damaged"):
+    with pytest.raises(ConfigError, match=r"trials/0/result\.json is damaged"):
         left(tried)
+
+
+def test_a_changed_metric_or_setting_is_refused(tmp_path: Path, store: Path) -> None:
+    tried = Sweep.parse(yaml.safe_load(written(tmp_path, store, trials=4).read_text()))
+    trial = Folder(tried, 2)
+    trial.begin({"fit.emulator.rate": 0.01})
+    trial.write(Trial(2, {}, "done", rungs=(Rung(0, 1, -1.5, 1.0),)))
+    for name, old, new in (("result.json", "-1.5", "9.5"), ("settings.json", "0.01", "0.02")):
+        text = (trial.path / name).read_text()
+        assert text.count(old) == 1
+        (trial.path / name).write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=rf"{name} does not match its checksum.*delete .*trials/2"):
+            left(tried)
+        for other in ("[]", '{"rungs": 3}', '{"state": "done", "reason": null, "rungs": [3]}'):
+            (trial.path / "result.json").write_text(other)
+            with pytest.raises(ConfigError):
+                left(tried)
+        (trial.path / name).write_text(text)
+    (trial.path / "settings.json").write_text('{"fit.emulator.rate": 0.01}')  # of an earlier version
+    (trial.path / "result.json").write_text('{"state": "done", "reason": null, "rungs": []}')
+    assert left(tried) == ([], [0, 1, 3])
 
 
 def test_a_combination_that_no_end_of_a_range_showed_fails_only_its_trial(tmp_path: Path, store: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,27 @@ def numbered(count: int, start: int = 0) -> tuple[np.ndarray, np.ndarray, np.nda
     number = np.arange(start, start + count, dtype=np.float64)
     x = np.stack([number, np.sin(number)], axis=1)
     return x, (number % 97 / 97)[:, None], -number[:, None]
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where every value of a document stands."""
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+def replaced(data: Any, path: tuple[Any, ...], value: Any, *, remove: bool = False) -> Any:
+    """The document with another value in one place, or without it."""
+    found = copy.deepcopy(data)
+    inner = found
+    for key in path[:-1]:
+        inner = inner[key]
+    if remove:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return found
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from storage.errors import ProblemError
 from storage.priors import Beta, Gamma, LogNormal, Normal, TruncatedNormal, Uniform
 from storage.problem import Problem, load_problem, parse_problem
+from tests.storage.conftest import places, replaced
 
 GOOD: dict[str, Any] = {
     "name": "toy",
@@ -120,3 +122,40 @@ def test_a_problem_file_cannot_run_code(tmp_path: Path) -> None:
     path.write_text("name: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(ProblemError, match="not valid YAML"):
         load_problem(path)
+
+
+HOSTILE = (
+    *(
+        None,
+        True,
+        -1,
+        0,
+        10**400,
+        1.5,
+        -1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "1e-3",
+        "a\x1b[2J",
+        "\ud800",
+        "x" * 999,
+    ),
+    *([], [[]], [True, False], [1] * 500, {}, {"name": "x"}, {"a": {"b": {"c": 1}}}),
+)
+
+
+def test_any_value_in_any_place_is_read_or_refused() -> None:
+    priors = [{"name": f"p{i}", "bounds": [0, 1], "prior": prior} for i, (prior, _) in enumerate(PRIORS[:-1])]
+    whole = GOOD | {"calibration_inputs": priors, "outputs": [{"name": "flow", "bounds": [-5, 5], "missing": True}]}
+    whole = parse_problem(whole).model_dump(mode="json")
+    read = 0
+    for path in places(whole):
+        for value in HOSTILE:
+            with contextlib.suppress(ProblemError):
+                found = parse_problem(replaced(whole, path, value))
+                assert Problem.model_validate(found.model_dump(mode="json")) == found
+                assert all(0 <= v.prior.cdf(0.3) <= 1 and str(v.prior) for v in found.calibration_inputs)
+                read += 1
+    assert 20 < read < 300

@@ -123,3 +123,42 @@ def test_files_and_store_may_lie_in_a_bucket(s3_url: str, url: str, tmp_path: Pa
     np.testing.assert_array_equal(storage.open(url).runs.read()["x"], x)
     storage.ingest(parse_problem(PROBLEM), runs=[url], store=tmp_path / "local.zarr", dtype="float64")
     np.testing.assert_array_equal(storage.open(tmp_path / "local.zarr").runs.read()["z"], z)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_append_whose_answer_is_lost_is_committed_or_not_known(
+    url: str, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
+    put, read = store.place._put, store.place.read  # type: ignore[attr-defined]
+    lost = False
+
+    def answer_lost(key: str, data: bytes, **condition: str) -> None:
+        nonlocal lost
+        put(key, data, **condition)
+        if key == layout.ROOT and not lost:
+            lost = True
+            put(key, data, **condition)  # botocore tries again, and meets what it has put itself
+
+    def unreachable(key: str) -> tuple[bytes, str] | None:
+        if lost and not answers:
+            raise StoreError("the network is away")
+        return read(key)
+
+    monkeypatch.setattr(store.place, "_put", answer_lost)
+    monkeypatch.setattr(store.place, "read", unreachable)
+    if answers:
+        store.append_runs(*numbered(5))
+    else:
+        with pytest.raises(storage.CommitUnknown, match=r"look at .* before you write the same again"):
+            store.append_runs(*numbered(5))
+    assert lost
+    assert storage.open(url).runs.rows == 5
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"owner": 1, "until": "x"}', b"\xff", b"[" * 100_000])
+def test_a_damaged_lock_is_nobodys(url: str, text: bytes) -> None:
+    store = storage.create(url, PROBLEM, dtype="float64", chunk_rows=16)
+    S3Place(url).put(LOCK_NAME, text)
+    store.append_runs(*numbered(5))
+    assert storage.open(url).runs.rows == 5

@@ -206,7 +206,7 @@ def test_what_is_not_a_store(make_store: Callable[..., Store], tmp_path: Path) -
         storage.create(tmp_path / "bad.zarr", {"name": "bad"})
 
 
-@pytest.mark.parametrize(("schema", "cure"), [(3, "upgrade vcal-dist"), (0, "ingest the data again"), ("x", "again")])
+@pytest.mark.parametrize(("schema", "cure"), [(4, "upgrade vcal-dist"), (0, "ingest the data again"), ("x", "again")])
 def test_a_store_of_another_schema_version(make_store: Callable[..., Store], schema: Any, cure: str) -> None:
     store = make_store()
     root = Path(store.url) / layout.ROOT

@@ -16,6 +16,7 @@ import torch
 import yaml
 from filelock import FileLock
 
+from storage import documents
 from storage.errors import StoreError
 from storage.store import Store, create, open_store
 from tests.vcal_dist.training_kit import append, assert_same, config, generate, make_store, problem, settings, tensors
@@ -91,7 +92,9 @@ def test_a_run_leaves_what_it_was_and_what_it_found(finished: Path, store: Path)
     assert {path.name for path in (finished / "checkpoints").iterdir()} == {"last.safetensors", "best.safetensors"}
     written = Config.parse(yaml.safe_load((finished / "config.yaml").read_text()), "config.yaml")
     assert written == config(store, finished, "meanfield")
-    assert json.loads((finished / "rows.json").read_text()) == {"runs": 450, "observations": 60}
+    rows = json.loads((finished / "rows.json").read_text())
+    assert documents.unsealed(rows, "rows.json", ConfigError, "") == {"runs": 450, "observations": 60}
+    assert "checksum" in rows
     assert json.loads((finished / "versions.json").read_text())["torch"] == torch.__version__
     assert next((finished / "tensorboard").iterdir()).stat().st_size > 0
 
@@ -275,11 +278,25 @@ def test_a_damaged_configuration_is_named(copy: Path, store: Path, name: str, te
         train(config(store, copy, "meanfield"), progress=False)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"runs": 450}', '{"runs": "many", "observations": 60}'])
+@pytest.mark.parametrize(
+    "text", ["{}", '{"runs": 450}', '{"runs": "many", "observations": 60}', '{"runs": 1e3, "observations": 60}']
+)
 def test_damaged_counts_of_rows_are_named(copy: Path, store: Path, text: str) -> None:
     (copy / "rows.json").write_text(text)
     with pytest.raises(ConfigError, match=r"rows\.json is damaged"):
         train(config(store, copy, "meanfield"), progress=False)
+
+
+def test_changed_counts_of_rows_are_refused(copy: Path, store: Path) -> None:
+    path = copy / "rows.json"
+    path.write_text(path.read_text().replace("450", "45"))
+    with pytest.raises(ConfigError, match=r"rows\.json does not match its checksum"):
+        train(config(store, copy, "meanfield"), progress=False)
+
+
+def test_counts_of_rows_of_an_earlier_version_have_no_checksum(copy: Path) -> None:
+    (copy / "rows.json").write_text('{"runs": 450, "observations": 60}\n')
+    assert run_directory.read_rows(copy / "rows.json") == (450, 60)
 
 
 def test_a_checkpoint_of_another_version_is_refused(copy: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

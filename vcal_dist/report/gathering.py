@@ -6,7 +6,6 @@ did not see; where it saw all, each is predicted as if it alone had been left ou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from storage import documents
 from storage.errors import VcalError
 from storage.sampling import sample
 from storage.store import Store, open_store
@@ -24,7 +24,7 @@ from storage.table import Table
 from vcal_dist.answers import Answers
 from vcal_dist.assessment import Judged, judge_observations, judge_runs, judge_validation
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError
+from vcal_dist.errors import ConfigError, ModelError
 from vcal_dist.locations import is_remote, refusal
 from vcal_dist.metrics import read_metrics
 from vcal_dist.mixed import Averaged
@@ -257,8 +257,9 @@ def _chosen(
 
 
 def _versions(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
+    found: Any
     try:
-        found = json.loads((run / VERSIONS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = documents.read(run / VERSIONS, ModelError, "restore it from a copy")
+    except ModelError:
         found = record.get("versions")
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from storage import strict_yaml
 from storage.summary import ColumnSummary
 from vcal_dist.config import Config
 from vcal_dist.mixed import Averaged
@@ -31,8 +30,8 @@ def provenance(gathered: Gathered, _: Verdict) -> Iterator[Block]:
     if isinstance(gathered.posterior, Averaged):
         yield Fold("The members of the average", [_members(gathered.posterior)])
     if gathered.config is not None:
-        yield Fold("Settings that are not the defaults", [Text(as_yaml(changed(gathered.config)), "code")])
-        yield Fold("The whole configuration", [Text(as_yaml(gathered.config.plain()), "code")])
+        yield Fold("Settings that are not the defaults", [Text(strict_yaml.dump(changed(gathered.config)), "code")])
+        yield Fold("The whole configuration", [Text(strict_yaml.dump(gathered.config.plain()), "code")])
     if gathered.versions:
         yield Fold("Versions", [Facts(list(gathered.versions.items()))])
 
@@ -143,12 +142,6 @@ def _different(given: Any, default: Any) -> Any:
     if not isinstance(given, dict) or not isinstance(default, dict):
         return given
     return {key: _different(value, default.get(key)) for key, value in given.items() if value != default.get(key)}
-
-
-def as_yaml(plain: dict[str, Any]) -> str:
-    """Plain data as a person writes them."""
-    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    return text
 
 
 def _plain(value: Any) -> str:
