@@ -28,7 +28,7 @@ from storage.store import Store
 from vcal_dist import tensorfile
 from vcal_dist.checkpoints import BEST, LAST, SCHEMA
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.errors import ConfigError, Malformed, ModelError
 from vcal_dist.run_place import SCRATCH, RunPlace
 
 CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
@@ -49,6 +49,23 @@ WHERE = (  # and how something is computed, and not what
 )
 # What may change between an interrupted run and the one that goes on with it.
 FREE = ("output", "generate", "checkpoints", "record_every", *WHERE)
+
+
+FORM = {  # of a checkpoint
+    "schema": SCHEMA,
+    "orders": {},
+    "lowest": [0, 0.0],
+    "schedule": {
+        "name": None,
+        "number": 0,
+        "leg": 0,
+        "batch": 0,
+        "steps": 0,
+        "model": {},
+        "found": {},
+        "phase": None,
+    },
+}
 
 
 class Before(NamedTuple):
@@ -86,15 +103,35 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
     if not last.exists():
         return Before(rows, None)
     try:
-        state = tensorfile.read(last)
+        return Before(rows, read_checkpoint(last))
     except ModelError as error:
-        raise ConfigError(
-            f"the run in {run} cannot go on: {error}. Put {BEST}, if there is one, in its place, or delete {run} to "
-            "begin anew"
-        ) from error
-    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise ConfigError(f"{last} is a checkpoint of another version; delete {run} to begin anew, or use that version")
-    return Before(rows, state)
+        raise cannot_go_on(run, str(error)) from error
+
+
+def cannot_go_on(run: Path, why: str) -> ConfigError:
+    """What to tell a user whose last checkpoint is of no use."""
+    return ConfigError(
+        f"the run in {run} cannot go on: {why}; put {BEST}, if there is one, in its place, or delete {run} to start "
+        "from scratch"
+    )
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint says, as far as can be told without the training that it belongs to."""
+    state = tensorfile.read(path)
+    if not isinstance(state, dict) or type(state.get("schema")) is not int or state["schema"] != SCHEMA:
+        raise ModelError(f"{path} is a checkpoint of another version; use that version")
+    try:
+        tensorfile.check_form(FORM, state, "state")
+        for table, order in state["orders"].items():
+            tensorfile.check_form({}, order, f"state.orders.{table}")
+        if state["schedule"]["name"] is not None:
+            tensorfile.check_form("", state["schedule"]["name"], "state.schedule.name")
+    except Malformed as error:
+        raise Malformed(f"{path} is no checkpoint: {error}") from None
+    if not tensorfile.is_finite(state):
+        raise Malformed(f"{path} holds numbers that are not finite; vcal-dist writes none")
+    return state
 
 
 def refuse_foreign(run: Path) -> None:

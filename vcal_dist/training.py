@@ -28,10 +28,10 @@ from vcal_dist import few_runs
 from vcal_dist.allocation import keep_pages
 from vcal_dist.assessment import assess_observations, assess_runs, assess_validation
 from vcal_dist.calibration import CalibrationModel
-from vcal_dist.checkpoints import Checkpoints
+from vcal_dist.checkpoints import LAST, Checkpoints
 from vcal_dist.config import Config, DeviceSettings
 from vcal_dist.datamodule import StoreData
-from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
+from vcal_dist.errors import ConfigError, Diverged, Malformed, ModelError, Preempted
 from vcal_dist.few_runs import why_not
 from vcal_dist.fitting import check
 from vcal_dist.initialise import place_start
@@ -43,7 +43,7 @@ from vcal_dist.problems import borehole
 from vcal_dist.progress import Progress
 from vcal_dist.records import Records, records_until, seconds_of
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
-from vcal_dist.run_directory import CHECKPOINTS, GLANCE, begin, held, look, refuse_held, versions, wait
+from vcal_dist.run_directory import CHECKPOINTS, GLANCE, begin, cannot_go_on, held, look, refuse_held, versions, wait
 from vcal_dist.run_place import RunPlace, run_place
 from vcal_dist.schedule import Schedule, check_family
 from vcal_dist.stages import choose, emulator_groups, is_collapsible
@@ -304,6 +304,10 @@ def fit(
             if place is not None and (place.path / CHECKPOINTS).exists():
                 raise Diverged(f"{error}; the last good checkpoint is in {place.url}/{CHECKPOINTS}") from error
             raise
+        except Malformed as error:
+            if place is None:
+                raise
+            raise cannot_go_on(place.path, f"{CHECKPOINTS}/{LAST} is no checkpoint of it: {error}") from error
     if place is not None and checkpoints is not None and checkpoints.stopped:
         place.send()
         steps = module.schedule.steps
