@@ -25,7 +25,7 @@ from jobs.commands import (
 )
 from jobs.commands import jobs as ray_jobs
 from jobs.commands.many_values import ManyValuesCommand
-from jobs.console import stderr, stdout
+from jobs.console import show_warnings, stderr, stdout
 from storage.errors import VcalError
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     An error that the user can mend is one message without a traceback; VCAL_DEBUG=1 shows the traceback.
     """
+    show_warnings()
     try:
         app(args=argv, prog_name="vcal")
     except SystemExit as done:
