@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from jobs.run_state import is_run
+from storage.room import because
 from storage.validation import show
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
@@ -94,7 +95,7 @@ def read(path: str | Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read the configuration {path}: {because(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file in UTF-8 ({error}); a configuration is YAML") from error
     data = _read(text, str(path))

@@ -140,11 +140,14 @@ _RECORDED = ("seconds", "loss", "emulator_error")
 
 def _mapping(path: Path) -> dict[str, Any]:
     """What a small JSON file holds."""
+    from storage.room import because
     from vcal_dist.errors import ModelError
 
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {because(error)}") from None
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise ModelError(f"{path} is not what was written: it holds no mapping")

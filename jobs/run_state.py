@@ -97,13 +97,16 @@ def read_config(run: Path) -> Config:
     """The configuration of a run; raises ConfigError if it is damaged."""
     import yaml
 
+    from storage.room import because
     from vcal_dist.config import Config
     from vcal_dist.errors import ConfigError
 
     path = run / CONFIG
     try:
         return Config.parse(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {because(error)}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 

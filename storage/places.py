@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from storage.errors import StoreError
+from storage.room import because, check_output
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrStore
@@ -95,10 +96,11 @@ class LocalPlace:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StoreError(f"cannot read {self.path / key}: {error.strerror}") from error
+            raise StoreError(f"cannot read {self.path / key}: {because(error)}") from error
         return data, ""  # the lock suffices here: it cannot expire under a living writer
 
     def refuse_foreign(self) -> None:
+        check_output(self.path / "zarr.json" if self.path.is_dir() else self.path)
         if not self.path.exists():
             return
         if not self.path.is_dir():
@@ -112,7 +114,7 @@ class LocalPlace:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot make {self.url}: {error.strerror}; choose another path") from error
+            raise StoreError(f"cannot make {self.url}: {because(error)}") from error
 
     def replace(self, key: str, data: bytes, version: str | None) -> None:
         target = self.path / key
@@ -125,7 +127,7 @@ class LocalPlace:
         try:
             write_durably(self.path / key, data)
         except OSError as error:
-            raise StoreError(f"cannot write {self.path / key}: {error.strerror}") from error
+            raise StoreError(f"cannot write {self.path / key}: {because(error)}") from error
 
     def make_durable(self, keys: Iterable[str]) -> None:
         # What a file holds is durable already; the file lasts if every folder above it knows the next one.
@@ -155,7 +157,7 @@ class LocalPlace:
         except NotImplementedError as error:
             raise StoreError(f"the file system of {self.url} has no file locks; mount it with them: {error}") from error
         except OSError as error:
-            raise StoreError(f"cannot write to {self.url}: {error.strerror}; choose another path") from error
+            raise StoreError(f"cannot write to {self.url}: {because(error)}") from error
         try:
             yield
         finally:
@@ -188,8 +190,11 @@ def write_durably(target: Path, data: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
-    except OSError:
-        partial.unlink(missing_ok=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        if error.filename is None:  # of a write, which knows its descriptor only
+            error.filename = str(target)
         raise
 
 

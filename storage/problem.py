@@ -24,6 +24,7 @@ from pydantic import AfterValidator, StringConstraints, ValidationError, model_v
 
 from storage.errors import ProblemError
 from storage.priors import WITH_LIMITS, Beta, Finite, Prior, Strict, TruncatedNormal, Uniform
+from storage.room import because
 from storage.validation import explain, show
 
 # A name is a column's heading and an attribute's text: anything but blanks around it and path separators inside it.
@@ -186,7 +187,7 @@ def load_problem(path: str | Path) -> Problem:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ProblemError(f"cannot read the problem file {path}: {error.strerror or error}") from error
+        raise ProblemError(f"cannot read the problem file {path}: {because(error)}") from error
     except UnicodeDecodeError as error:
         raise ProblemError(f"{path} is not a text file in UTF-8 ({error}); a problem file is YAML") from error
     try:

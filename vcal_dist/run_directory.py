@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from storage.places import write_durably
+from storage.room import because
 from storage.store import Store
 from vcal_dist import tensorfile
 from vcal_dist.checkpoints import BEST, LAST, SCHEMA
@@ -239,7 +240,9 @@ def _read(path: Path) -> dict[str, Any]:
     """A mapping in YAML or JSON, which is YAML too."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {because(error)}") from None
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from storage.errors import StoreError
 from storage.places import LocalPlace
+from storage.room import because
 from vcal_dist.errors import Malformed, ModelError
 
 GIB = 2**30
@@ -41,7 +42,7 @@ def write(path: str | Path, tree: Any) -> None:
     try:
         LocalPlace(path.parent).replace(path.name, safetensors.torch.save(tensors, metadata), "")
     except StoreError as error:
-        raise ModelError(f"{error}; choose another path") from error
+        raise ModelError(str(error)) from error
 
 
 def read(path: str | Path, device: str | torch.device = "cpu") -> Any:
@@ -57,7 +58,7 @@ def read(path: str | Path, device: str | torch.device = "cpu") -> Any:
             # A copy: tensors that safetensors maps would change, or end the process, with the file below them.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path}: {because(error)}") from error
     except safetensors.SafetensorError as error:
         raise Malformed(
             f"{path} is not a whole safetensors file ({error}); take it from where it was made once more"
