@@ -349,9 +349,20 @@ def answer(url: str) -> int:
         return 0
 
 
-def test_a_node_takes_no_folder_that_is_there_already(here: Path) -> None:
+@pytest.mark.parametrize("how", ["open to others", "another user's", "a link", "a file"])
+def test_a_node_takes_no_folder_that_is_not_its_own(here: Path, how: str) -> None:
     folder = here / "vcal-ray-taken"
-    folder.mkdir()
+    if how == "a file":
+        folder.touch(0o700)
+    elif how == "a link":
+        (here / "elsewhere").mkdir(0o700)
+        folder.symlink_to(here / "elsewhere")
+    else:
+        folder.mkdir(0o755 if how == "open to others" else 0o700)
+    if how == "another user's":
+        if os.geteuid():
+            pytest.skip("only root can make a folder of another user")
+        os.chown(folder, 65534, 65534)
     (here / "ray").write_text("#!/usr/bin/env bash\ntouch started\n", encoding="utf-8")
     (here / "ray").chmod(0o755)
     variables = {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_CPUS_ON_NODE": "1", "PATH": os.environ["PATH"]}
@@ -365,4 +376,4 @@ def test_a_node_takes_no_folder_that_is_there_already(here: Path) -> None:
     assert done.returncode == 1
     assert str(folder) in done.stderr
     assert not (here / "started").exists()
-    assert not list(folder.iterdir())
+    assert not folder.is_dir() or not list(folder.iterdir())
