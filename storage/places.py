@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from storage.errors import StoreError
+from storage.links import refuse_links
 from storage.room import because, check_output
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class LocalPlace:
     def lock(self) -> Iterator[None]:
         import filelock
 
+        refuse_links(self.path, depth=2)  # chunks themselves are replaced, whatever stands in their place
         lock = filelock.FileLock(self.path / LOCK_NAME)
         try:
             try:

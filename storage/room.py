@@ -57,9 +57,9 @@ def explained(error: OSError) -> str:
 
 def check_output(path: str | Path) -> None:
     """Raises if nothing can be written at a path: a file is made, and removed, in the folder that it will lie in."""
-    path = Path(path).expanduser().absolute()
+    given, path = path, Path(path).expanduser().absolute()
     if "\0" in str(path):
-        raise StoreError(f"cannot write {str(path)!r}: a path has no NUL character; choose another path")
+        raise StoreError(f"cannot write {str(given)!r}: a path has no NUL character; choose another path")
     folder = path.parent
     try:
         path.is_symlink()  # the name itself may be too long, or its folder closed
@@ -67,7 +67,7 @@ def check_output(path: str | Path) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {because(error)}") from error
+        raise StoreError(f"cannot write {given}: {because(error)}") from error
     try:
         while not folder.exists():
             folder = folder.parent
@@ -75,7 +75,7 @@ def check_output(path: str | Path) -> None:
             file.write(b"\0")
             file.flush()
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {because(error)}") from error
+        raise StoreError(f"cannot write {given}: {because(error)}") from error
 
 
 def check_room(path: str | Path, need: int, what: str) -> None:

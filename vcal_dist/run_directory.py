@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from storage.errors import StoreError
+from storage.links import refuse_links
 from storage.places import write_durably
 from storage.room import because
 from storage.store import Store
@@ -137,6 +139,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def refuse_foreign(run: Path) -> None:
     """Raises if a run there would mix with what does not belong to one."""
+    refuse_links_out(run)
     if run.exists() and not run.is_dir():
         raise ConfigError(f"output is {run}, which is a file; a run needs a directory: choose another")
     if not run.exists() or (run / CONFIG).exists():
@@ -149,6 +152,14 @@ def refuse_foreign(run: Path) -> None:
         raise ConfigError(
             f"output is {run}, which holds something else than a run ('{foreign[0]}'); choose another, or empty it"
         )
+
+
+def refuse_links_out(run: Path) -> None:
+    """Raises if a link in a run's directory, which may be a stranger's, leads out of it; a store looks after itself."""
+    try:
+        refuse_links(run, but=(DATA,))
+    except StoreError as error:
+        raise ConfigError(str(error)) from None
 
 
 def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
@@ -197,6 +208,7 @@ def held(run: Path, patience: float = GLANCE, name: str = LOCK) -> Iterator[None
     """
     import filelock
 
+    refuse_links_out(run)
     run.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(run / name)
     with contextlib.suppress(NotImplementedError):  # a file system without locks

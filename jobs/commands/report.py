@@ -65,6 +65,7 @@ def write_report(
     from storage.room import because
     from vcal_dist.errors import ModelError
     from vcal_dist.report import figures, gather, html
+    from vcal_dist.run_directory import refuse_links_out
 
     with finished_run(run, "report") as (place, folder, posterior):
         target = _target(place, folder, output, kind)
@@ -78,6 +79,8 @@ def write_report(
             say=note,
         )
         page = html(gathered, note).encode() if kind == "html" else b""
+        if output is None:
+            refuse_links_out(target.parent)
         try:
             if kind == "html":
                 write_durably(target, page)
