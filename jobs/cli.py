@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,7 +25,7 @@ from jobs.commands import (
 )
 from jobs.commands import jobs as ray_jobs
 from jobs.commands.many_values import ManyValuesCommand
-from jobs.console import stderr, stdout
+from jobs.console import show_warnings, stderr, stdout
 from storage.errors import VcalError
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
@@ -79,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     An error that the user can mend is one message without a traceback; VCAL_DEBUG=1 shows the traceback.
     """
+    show_warnings()
+    if any("\0" in argument for argument in argv or ()):
+        _fail("an argument holds a NUL character, which no path and no value has; leave it out")
     try:
         app(args=argv, prog_name="vcal")
     except SystemExit as done:
@@ -88,8 +91,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     except VcalError as error:
         if os.environ.get("VCAL_DEBUG") == "1":
             raise
-        stderr().print(f"error: {error}", style="red", soft_wrap=True)
-        sys.exit(1)
+        _fail(str(error))
+    except OSError as error:  # of a disk or a network, that nobody has put into words
+        if os.environ.get("VCAL_DEBUG") == "1":
+            raise
+        from storage.room import explained
+
+        _fail(explained(error))
+    except MemoryError as error:
+        if os.environ.get("VCAL_DEBUG") == "1":
+            raise
+        _fail(f"the machine has too little memory{f' ({error})' if str(error) else ''}; end other programs")
+
+
+def _fail(message: str) -> NoReturn:
+    stderr().print(f"error: {message}", style="red", soft_wrap=True)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

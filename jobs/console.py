@@ -1,19 +1,55 @@
 """Where commands write: rich text for people on stdout and stderr, one JSON object for programs."""
 
 import json
+import logging
 import math
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
+
+from storage.text import cleaned, escaped_json, redacted
 
 # In a pipe or a log there is no terminal to ask; rich would then fold tables at 80 columns.
 WIDTH_WITHOUT_TERMINAL = 140
+
+
+class SafeConsole(Console):
+    """Shows texts without secrets, and none of their characters as a command to the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every string goes this way: lines, headings and cells."""
+        return super().render_str(cleaned(redacted(text)), **options)
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Texts that have a style already go this way, inside of others too."""
+        if isinstance(renderable, Text) and (plain := cleaned(redacted(renderable.plain))) != renderable.plain:
+            renderable = renderable.copy()
+            renderable.plain = plain
+        return super().render(renderable, options)
+
+
+class ConsoleHandler(logging.Handler):
+    """Shows warnings of the packages on stderr as they are, but for secrets and control characters."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stderr().print(self.format(record), soft_wrap=True)
+
+
+def show_warnings() -> None:
+    """Lets the packages' own loggers speak through the console; once is enough."""
+    for name in ("storage", "vcal_dist"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, ConsoleHandler) for handler in logger.handlers):
+            logger.addHandler(ConsoleHandler(logging.WARNING))
 
 
 def stdout() -> Console:
@@ -40,7 +76,7 @@ def vcal(*arguments: str) -> str:
 
 def _console(stderr: bool) -> Console:
     # rich reads COLUMNS by itself; the markup of paths and names must never be interpreted.
-    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    console = SafeConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH_WITHOUT_TERMINAL
     return console
@@ -58,7 +94,7 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout; numbers that JSON cannot hold become null."""
-    stdout().print(json.dumps(_plain(value), indent=2, ensure_ascii=False), soft_wrap=True)
+    stdout().print(escaped_json(json.dumps(_plain(value), indent=2, ensure_ascii=False)), soft_wrap=True)
 
 
 def _plain(value: Any) -> Any:

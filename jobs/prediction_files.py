@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import shutil
 import uuid
 import warnings
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 from jobs.predictions import Field
 from storage import documents
 from storage.errors import StoreError
+from storage.room import because, check_file_size
 
 Array = NDArray[np.float64]
 Write = Callable[[Sequence[Array]], None]
+HEADERS = 2**17  # bytes of a NetCDF file beside its numbers
 MADE_BY = "vcal predict"
 ROW, SAMPLE = "row", "sample"  # dimensions
 RESERVED = (ROW, SAMPLE, ".")  # names that a variable of NetCDF or Zarr cannot have here
@@ -71,7 +74,7 @@ def write(
         if old is not None:
             shutil.rmtree(old)
     except OSError as error:  # of writing: what goes wrong with reading names its own file
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+        raise StoreError(f"cannot write {path}: {because(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         with contextlib.suppress(OSError):  # it is not there any more, or never was
@@ -176,6 +179,8 @@ def _netcdf(
 ) -> Iterator[Write]:
     import h5netcdf  # type: ignore[import-untyped]
 
+    numbers = sum(math.prod(_shape(field, rows).values()) for field in fields)
+    check_file_size(path, 8 * numbers + HEADERS, "the file")  # HDF5 ends the process where it cannot write
     with h5netcdf.File(path, "w") as file:
         file.attrs.update(about)
         file.dimensions = {dim: size for field in fields for dim, size in _shape(field, rows).items()}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.console import vcal
 
@@ -57,21 +57,26 @@ class Progress:
 
 def progress(run: Path) -> Progress:
     """What the last checkpoint says; raises ModelError if the checkpoint is damaged."""
-    from vcal_dist import tensorfile
-    from vcal_dist.errors import ModelError
+    from vcal_dist.run_directory import read_checkpoint
 
     path = run / CHECKPOINT
     if not path.is_file():
         return Progress()
-    state = tensorfile.read(path)
-    try:
-        schedule = state["schedule"]
-        step, name, leg, phase = (schedule[key] for key in ("steps", "name", "leg", "phase"))
-        done, planned = phase.get("done"), phase.get("cycle", {}).get("total_steps")
-    except (KeyError, TypeError, AttributeError):
-        raise ModelError(f"{path} is not a checkpoint of this version; use the version that wrote it") from None
+    schedule = read_checkpoint(path)["schedule"]
+    step, name, leg, phase = (schedule[key] for key in ("steps", "name", "leg", "phase"))
+    done, planned = (_count(of, key) for of, key in ((phase, "done"), (_part(phase, "cycle"), "total_steps")))
     steps = None if done is None else _steps_of(run, name, planned)
     return Progress(step, name, done, steps, leg + 1 if done is None else None, time_of(path))
+
+
+def _part(tree: Any, key: str) -> Any:
+    return tree.get(key) if isinstance(tree, dict) else None
+
+
+def _count(tree: Any, key: str) -> int | None:
+    """A whole number of a file, if it is one."""
+    found = _part(tree, key)
+    return found if isinstance(found, int) else None
 
 
 def _steps_of(run: Path, stage: str | None, planned: int | None) -> int | None:

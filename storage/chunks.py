@@ -21,6 +21,7 @@ from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import LocalStore
 
 from storage.errors import DamagedChunk, StoreError
+from storage.room import because
 
 ZarrArray = zarr.Array[ArrayV3Metadata]
 # What codecs raise on bytes that they did not write.
@@ -70,7 +71,7 @@ class ChunkReader:
         except FileNotFoundError:
             raise self.damaged(index, "its file is missing") from None
         except OSError as error:  # a passing fault of disk or network is not damage
-            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+            raise StoreError(f"cannot read {path}: {because(error)}") from error
         body, checksum = raw[:-4], raw[-4:]
         if len(raw) < 4 or google_crc32c.value(body) != int.from_bytes(checksum.tobytes(), "little"):
             raise self.damaged(index, "its checksum does not match")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from storage.errors import VcalError
+from storage.room import because
 
 MOST_BYTES = 32 << 20
 CHECKSUM = "checksum"
@@ -55,7 +56,7 @@ def read(path: Path, error: type[VcalError], cure: str) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as fault:
-        raise error(f"cannot read {path}: {fault.strerror or fault}; {cure}") from fault
+        raise error(f"cannot read {path}: {because(fault)}") from fault
     found = parse(data, str(path), error, cure)
     if not isinstance(found, dict):
         raise error(f"{path} is damaged (it holds no mapping); {cure}")

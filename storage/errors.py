@@ -1,8 +1,16 @@
 """What can go wrong with the user's data. Every message names the thing, the value and the cure."""
 
+from storage.text import redacted
+
 
 class VcalError(Exception):
-    """Base of the errors that a user can mend; the command line prints them without a traceback."""
+    """Base of the errors that a user can fix; the command line prints them without a traceback.
+
+    Messages end in logs: what they name of passwords and signatures is hidden.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redacted(message))
 
 
 class ProblemError(VcalError, ValueError):

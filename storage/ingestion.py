@@ -25,6 +25,7 @@ from storage.errors import IngestError, StoreError
 from storage.ingest_report import IngestReport, TableReport, refusal
 from storage.precision import Range, choose
 from storage.problem import Column, Problem, load_problem
+from storage.room import check_room
 from storage.sources import Partition, Plan, Request, SourceFile, expand, plan
 from storage.store import Store, Writer, check_new, create, exists, open_store
 from storage.tally import FileFault, Tally, kept_rows, of_file, tally
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("storage")
 BLOCK_BYTES = 32 << 20  # of the rows that one task writes, where a chunk is not larger
+SHRINKS = 4  # that zstd may make of measured and computed numbers
 # A store's design is examined if it has so many rows at most, or not more than so many times the new ones.
 EXAMINED_ROWS, EXAMINED_TIMES = 2_000_000, 10
 
@@ -131,6 +133,7 @@ def ingest(
             if not part.kept:
                 raise IngestError(refusal(part.faults, problem, none_left=part.table))
         chosen, why = _dtype(dtype, [r for part in judged for r in part.ranges], target)
+        _check_room(store, judged, chosen, compression if target is None else target.runs.compression)
         if target is None:
             expected = {part.table: part.kept for part in judged}
             target = create(store, problem, dtype=chosen, expected_rows=expected, **settings)
@@ -204,6 +207,14 @@ def _dtype(wanted: str, ranges: Sequence[Range], target: Store | None) -> tuple[
     if (best, stored) == ("float64", "float32") and not target.runs.rows + target.observations.rows:
         raise StoreError(f"the store {target.url} has no rows and dtype {stored}, but {why}; delete it")
     return choose(wanted, ranges, stored)
+
+
+def _check_room(url: str | Path, judged: Sequence[Judged], dtype: str, compression: str) -> None:
+    """Raises where the disk of a local store cannot hold the rows; how far zstd shrinks them is not known before."""
+    if "://" in str(url).removeprefix("file://"):
+        return
+    size = sum(part.kept * len(part.columns) for part in judged) * np.dtype(dtype).itemsize
+    check_room(str(url).removeprefix("file://"), size if compression == "none" else size // SHRINKS, "the store")
 
 
 def differences(stored: Any, given: Any, key: str = "") -> list[str]:

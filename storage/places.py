@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from storage.documents import MOST_BYTES
 from storage.errors import CommitUnknown, StoreError
+from storage.links import refuse_links
+from storage.room import because, check_output
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrStore
@@ -108,10 +110,11 @@ class LocalPlace:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StoreError(f"cannot read {self.path / key}: {error.strerror}") from error
+            raise StoreError(f"cannot read {self.path / key}: {because(error)}") from error
         return data, ""  # the lock suffices here: it cannot expire under a living writer
 
     def refuse_foreign(self) -> None:
+        check_output(self.path / "zarr.json" if self.path.is_dir() else self.path)
         if not self.path.exists():
             return
         if not self.path.is_dir():
@@ -125,7 +128,7 @@ class LocalPlace:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot make {self.url}: {error.strerror}; choose another path") from error
+            raise StoreError(f"cannot make {self.url}: {because(error)}") from error
 
     def replace(self, key: str, data: bytes, version: str | None) -> None:
         target = self.path / key
@@ -144,7 +147,7 @@ class LocalPlace:
         try:
             write_durably(self.path / key, data)
         except OSError as error:
-            raise StoreError(f"cannot write {self.path / key}: {error.strerror}") from error
+            raise StoreError(f"cannot write {self.path / key}: {because(error)}") from error
 
     def make_durable(self, keys: Iterable[str]) -> None:
         # What a file holds is durable already; the file lasts if every folder above it knows the next one.
@@ -161,6 +164,7 @@ class LocalPlace:
     def lock(self) -> Iterator[None]:
         import filelock
 
+        refuse_links(self.path, depth=2)  # chunks themselves are replaced, whatever stands in their place
         lock = filelock.FileLock(self.path / LOCK_NAME)
         try:
             try:
@@ -175,7 +179,7 @@ class LocalPlace:
         except NotImplementedError as error:
             raise StoreError(f"the file system of {self.url} has no file locks; mount it with them: {error}") from error
         except OSError as error:
-            raise StoreError(f"cannot write to {self.url}: {error.strerror}; choose another path") from error
+            raise StoreError(f"cannot write to {self.url}: {because(error)}") from error
         try:
             yield
         finally:
@@ -213,8 +217,11 @@ def write_durably(target: Path, data: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
-    except OSError:
-        partial.unlink(missing_ok=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        if error.filename is None:  # of a write, which knows its descriptor only
+            error.filename = str(target)
         raise
 
 
@@ -224,7 +231,7 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{what}: {error.strerror or error}") from error
+        raise StoreError(f"{what}: {because(error)}") from error
 
 
 def _fsync(path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from storage.errors import VcalError
+from storage.room import because
 
 MOST_BYTES = 1 << 20  # of a file: some seconds of reading
 MOST_VALUES = 50_000  # that a file stands for, with every alias written out; 64 characters of a text count as one more
@@ -132,7 +133,7 @@ def read(path: str | Path, error: type[VcalError], what: str = "the file") -> An
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as fault:
-        raise error(f"cannot read {what} {path}: {fault.strerror or fault}") from fault
+        raise error(f"cannot read {what} {path}: {because(fault)}") from fault
     except ValueError as fault:  # a path with a NUL byte, or with half of a character
         raise error(f"cannot read {what} {str(path)!r}: {fault}") from None
     if len(data) > MOST_BYTES:

@@ -12,6 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
+TOKEN = "~/.ray/auth_token"  # where Ray looks for it, here and there
+
 
 @pytest.fixture(scope="module")
 def cloud(root: Path) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def test_ray_accepts_it_with_its_defaults_filled_in(cluster: dict[str, Any]) -> 
 
 
 def test_every_mounted_path_exists_and_is_what_the_install_needs(cluster: dict[str, Any], root: Path) -> None:
-    mounts = cluster["file_mounts"]
+    mounts = {target: local for target, local in cluster["file_mounts"].items() if target != TOKEN}
     assert all((root / local).exists() for local in mounts.values())
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
@@ -80,6 +82,13 @@ def test_all_nodes_have_an_image_with_a_driver_and_may_read_the_store(cloud: dic
         # Ray's own choices are an image of Ubuntu 18.04, and a role for the head alone.
         assert node["ImageId"].startswith("ami-")
         assert node["IamInstanceProfile"]
+
+
+def test_nobody_joins_the_cluster_without_its_token(cluster: dict[str, Any]) -> None:
+    assert cluster["file_mounts"][TOKEN] == TOKEN
+    for commands in (cluster["head_start_ray_commands"], cluster["worker_start_ray_commands"]):
+        [start] = [command for command in commands if "ray start" in command]
+        assert start.index("export RAY_AUTH_MODE=token;") < start.index("ray start")
 
 
 def test_processes_get_threads_for_their_cpus(cluster: dict[str, Any]) -> None:

@@ -39,6 +39,9 @@ def _delta() -> GPSettings:
     return GPSettings(features=FeatureSettings(constant=1.0), amplitude=0.1, lengthscale=0.7)
 
 
+MODULE = 10_000  # numbers that would take the memory and the time of a module of none
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """What the model is made of. Amplitudes and noises are in standard deviations of the runs' outputs."""
@@ -69,6 +72,17 @@ class ModelSettings:
             raise ModelError(
                 f"varying_residual goes with Gaussian noise of runs; likelihood_z.kind is '{self.likelihood_z.kind}'"
             )
+
+
+def numbers_in(settings: ModelSettings, controls: int) -> int:
+    """About how many numbers a model of such settings has, before it is built; modules cost something too."""
+    stacks = [settings.eta] if settings.discrepancy == "none" else [settings.eta, settings.delta]
+    total = 0
+    for stack in stacks:
+        for width in stack.hidden:
+            total += (controls + width + 1) * stack.hidden_features.features + MODULE
+        total += (controls + max(stack.hidden, default=0) + 1) * stack.features.features + MODULE
+    return total
 
 
 class Prediction(NamedTuple):

@@ -25,7 +25,8 @@ from vcal_dist.config import CheckpointSettings
 from vcal_dist.datamodule import StoreData
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import Descent
-from vcal_dist.schedule import Schedule, leaves
+from vcal_dist.schedule import Schedule
+from vcal_dist.tensorfile import is_finite
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 SCHEMA = 4  # 3: before emulators of few runs were stacked, and whole runs held out
@@ -104,7 +105,7 @@ class Checkpoints(Callback):
         orders = {} if data.feeder is None else data.feeder.orders
         state: dict[str, Any] = {"schema": SCHEMA, "orders": orders, "schedule": schedule.state()}
         # Nothing leads on from what is not finite: the next loss says so, and the checkpoint before stays.
-        if trainer.is_global_zero and all(bool(tensor.isfinite().all()) for tensor in leaves(state)):
+        if trainer.is_global_zero and is_finite(state):
             self.directory.mkdir(parents=True, exist_ok=True)
             best = self._is_best(schedule)
             state["lowest"] = list(self.lowest)

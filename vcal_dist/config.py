@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from storage.priors import Positive, Strict
 from storage.streaming import DEFAULT_MEMORY, parse_memory
+from storage.text import has_secret, redacted
 from storage.validation import explain, show
 from vcal_dist.calibration import ModelSettings
 from vcal_dist.errors import ConfigError
@@ -33,7 +34,19 @@ SCHEDULERS = ("threads", "synchronous")
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # generators take no more
+
+
+def _location(text: str) -> str:
+    if has_secret(text):
+        raise ValueError(
+            f"{redacted(text)} holds a password or a signature, which would be kept in every file of the run; give it "
+            "in the environment (AWS_…, or FSSPEC_<PROTOCOL>_PASSWORD) or in ~/.config/fsspec"
+        )
+    return text
+
+
 Text = Annotated[str, Field(min_length=1)]
+Location = Annotated[Text, AfterValidator(_location)]
 
 
 def _memory(memory: str | int) -> str | int:
@@ -43,7 +56,7 @@ def _memory(memory: str | int) -> str | int:
 
 def _scheduler(scheduler: str) -> str:
     if scheduler in SCHEDULERS or ":" in scheduler:
-        return scheduler
+        return _location(scheduler)
     near = get_close_matches(scheduler, SCHEDULERS, n=1)
     raise ValueError(
         f"scheduler is '{scheduler}'{f' (did you mean {near[0]!r}?)' if near else ''}; accepted: "
@@ -104,8 +117,8 @@ class CheckpointSettings(Section):
 class Config(Section):
     """A training run. Only the store is required."""
 
-    store: Text  # path or URL of the Zarr store
-    output: Text | None = None  # the run directory; null: runs/<name of the configuration file>
+    store: Location  # path or URL of the Zarr store
+    output: Location | None = None  # the run directory; null: runs/<name of the configuration file>
     seed: Seed = 0  # of batches, starts and samples
     generate: Generate | None = None  # what makes the store if there is none; null: it must exist
     model: ModelSettings = ModelSettings()

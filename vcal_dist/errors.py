@@ -13,6 +13,23 @@ class ConfigError(VcalError, ValueError):
     """A configuration that cannot be read; the message names every wrong key, its value and what is accepted."""
 
 
+class Malformed(ModelError):  # noqa: N818 - a state, as in DamagedChunk
+    """A file whose content this program never writes; somebody made it up, or it is of another program."""
+
+
+# What code raises that takes such a content for what it should be.
+MISFITS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 class Diverged(ModelError):  # noqa: N818 - a state, as in DamagedChunk
     """Training that leads nowhere: a loss that is not finite, or that rises without end."""
 

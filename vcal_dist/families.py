@@ -20,9 +20,13 @@ def to_state(q: Weights) -> dict[str, Any]:
 
 def from_state(state: dict[str, Any]) -> Weights:
     """The family of a state, on the device of its tensors."""
-    tensors = state["tensors"]
+    tensors, (theta, outputs, width) = state["tensors"], state["shape"]
+    if tensors["theta_mean"].shape != (theta,) or tensors["mean"].shape != (outputs, width):
+        raise ModelError(f"a q(θ̃, w) of the shape {[theta, outputs, width]} has a mean {tuple(tensors['mean'].shape)}")
     q: FullRank | MeanField
     if state["family"] == "fullrank":
+        if not isinstance(state["absorbed"], bool):
+            raise ModelError(f"absorbed is {state['absorbed']!r}; accepted: true, false")
         if factorise(Arrow(*(tensors[f"precision_{part}"] for part in Arrow._fields))) is None:
             raise ModelError("the precision of q(θ̃, w) is not positive definite")
         q = FullRank(*state["shape"], absorbed=state["absorbed"], device=tensors["mean"].device)

@@ -20,12 +20,15 @@ from numpy.typing import ArrayLike
 
 from storage.errors import StoreError
 from storage.places import LocalPlace
+from storage.room import check_file_size
 from vcal_dist.errors import ModelError
 
 if TYPE_CHECKING:
     import arviz
 
     from vcal_dist.answers import Answers
+
+HEADERS = 2**18  # bytes of the file beside its numbers
 
 
 def import_arviz() -> Any:
@@ -74,12 +77,16 @@ def to_inference_data(
 def write_netcdf(path: Path, data: arviz.InferenceData) -> None:
     """Replaces a file in one step, like `tensorfile.write`."""
     with tempfile.TemporaryDirectory() as folder:
+        # HDF5 ends the process where it cannot write.
+        check_file_size(
+            folder, 2 * sum(group.nbytes for group in data.values()) + HEADERS, "posterior.nc, made below TMPDIR,"
+        )
         data.to_netcdf(str(Path(folder) / path.name), engine="h5netcdf")
         content = (Path(folder) / path.name).read_bytes()
     try:
         LocalPlace(path.parent).replace(path.name, content, "")
     except StoreError as error:
-        raise ModelError(f"{error}; choose another path") from error
+        raise ModelError(str(error)) from error
 
 
 def variable_names(names: Sequence[str]) -> list[str]:

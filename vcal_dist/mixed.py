@@ -25,6 +25,7 @@ import torch
 
 from storage.errors import StoreError
 from storage.places import LocalPlace
+from storage.room import because
 from vcal_dist.answers import Answers, Array, Asked, Block, Predicted, to_numpy
 from vcal_dist.errors import ModelError
 from vcal_dist.noise import GOLDEN
@@ -173,7 +174,7 @@ class Averaged(Answers):
         try:
             tree = json.loads(path.read_bytes())
         except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+            raise ModelError(f"cannot read {path}: {because(error)}") from error
         except (ValueError, RecursionError) as error:
             raise ModelError(
                 f"{path} is not a whole JSON file ({error}); take it from where it was made once more"

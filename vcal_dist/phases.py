@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.collective import average_gradients, vote
-from vcal_dist.errors import Diverged
+from vcal_dist.errors import Diverged, Malformed
 from vcal_dist.gp import DeepGP
 from vcal_dist.likelihoods import Gaussian
 from vcal_dist.passes import Climb, Compression
 from vcal_dist.residual import ResidualFit
 from vcal_dist.stages import Stage
+from vcal_dist.tensorfile import check_form
 from vcal_dist.work import Work
 
 BLOCK = 8192  # rows whose features stay in the cache
@@ -170,11 +171,17 @@ class Descent(Reading):
 
     def load(self, state: dict[str, Any]) -> None:
         self.done, self.smooth, self.lowest = state["done"], state["smooth"], state["lowest"]
+        if not 0 <= self.done <= self.stage.steps:
+            raise Malformed(f"schedule.phase.done is {self.done} of {self.stage.steps} steps")
         self.stage.counts.update(state["counts"])
         if self.stage.learned is not None:
             self.stage.learned.load_state_dict(state["learned"])
         if self.optimizer is not None:
             moments = {int(i): moment for i, moment in state["adam"].items()}
+            for i, parameter in enumerate(self.parameters):
+                if i in moments:  # torch takes any shape
+                    own = {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
+                    check_form(own, moments[i], f"schedule.phase.adam.{i}")
             self.optimizer.load_state_dict({"state": moments, "param_groups": state["groups"]})
             self.scheduler.load_state_dict(state["cycle"])
             self._set_rates()

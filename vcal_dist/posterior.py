@@ -28,10 +28,11 @@ from storage.problem import Column, Problem, parse_problem
 from vcal_dist import tensorfile
 from vcal_dist.answers import Answers, Array, Asked, Block, Predicted, to_numpy
 from vcal_dist.batches import Scaling
-from vcal_dist.calibration import CalibrationModel, ModelSettings
-from vcal_dist.errors import ModelError
+from vcal_dist.calibration import CalibrationModel, ModelSettings, numbers_in
+from vcal_dist.errors import MISFITS, Malformed, ModelError
 from vcal_dist.families import from_state, to_state
 from vcal_dist.likelihoods import Gaussian, StudentT
+from vcal_dist.posterior_record import check_record
 from vcal_dist.prediction_kinds import AT_T, What
 from vcal_dist.predictive import (
     Inputs,
@@ -49,6 +50,7 @@ from vcal_dist.weights import Weights
 
 FORMAT, SCHEMA, READ = "vcal-dist posterior", 2, (1, 2)  # 1: without stacked emulators
 FILE, DRAWS_FILE = "posterior.safetensors", "posterior.nc"
+ALWAYS = 10_000_000  # numbers of a model that any machine has room for
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _MODEL: TypeAdapter[ModelSettings] = TypeAdapter(ModelSettings)
 _TRANSFORMS: TypeAdapter[tuple[TransformSettings, ...]] = TypeAdapter(tuple[TransformSettings, ...])
@@ -212,7 +214,7 @@ class Posterior(Answers):
         tree = tensorfile.read(path)
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
             raise ModelError(f"{path} is a file of vcal-dist, but not a posterior")
-        if tree.get("schema") not in READ:
+        if type(tree.get("schema")) is not int or tree["schema"] not in READ:
             raise ModelError(
                 f"{path} has schema {tree.get('schema')}; this version of vcal-dist reads schemas 1 and 2: "
                 "use the one that wrote it"
@@ -221,9 +223,10 @@ class Posterior(Answers):
             problem = parse_problem(tree["problem"], source=str(path))
             return cls._from_tree(tree, problem, torch.device("cpu"))
         except KeyError as error:
-            raise ModelError(f"{path} is not a whole posterior: it has no {error}") from error
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise ModelError(f"{path} is not a sound posterior: {error}") from error
+            raise Malformed(f"{path} is not a whole posterior: it has no {error}") from error
+        except MISFITS as error:  # it may be a stranger's, and say anything
+            why = " ".join(str(error).split())  # torch and pydantic take several lines
+            raise Malformed(f"{path} is not a sound posterior: {why}") from error
 
     def _tree(self) -> dict[str, Any]:
         """Everything, as `tensorfile` keeps it."""
@@ -255,6 +258,14 @@ class Posterior(Answers):
         transforms = _TRANSFORMS.validate_python(scaled["transforms"])
         scaling = Scaling(problem, OutputScaling(transforms, scaled["mean"], scaled["sd"], names), dtype)
         settings = _MODEL.validate_python(described["settings"])
+        check_record(tree["record"])
+        if not tensorfile.is_finite(
+            [scaled, described, tree["components"], tree["log_weights"], tree.get("validation")]
+        ):
+            raise Malformed("it holds numbers that are not finite")
+        asked, held = numbers_in(settings, len(problem.control_inputs)), sum(map(Tensor.numel, tensorfile.leaves(tree)))
+        if asked > ALWAYS + 4 * held:
+            raise Malformed(f"its settings ask for a model of {asked:,} numbers, the file holds {held:,}")
         prior = ThetaPrior.from_problem(problem)
         model = CalibrationModel(len(problem.control_inputs), prior, len(names), settings, dtype=dtype)
         model.adopt(described["state"])
@@ -265,9 +276,11 @@ class Posterior(Answers):
         for part in (scaling, model, *components):
             assert isinstance(part, nn.Module)
             part.to(device).requires_grad_(False)
+        for q in components:
+            _check_prediction(model, q)
         log_weights = log_weights.detach().double().to(device).log_softmax(0)
         kept = tree.get("validation")
-        validation = None if kept is None else Validation(*(part.to(device) for part in kept))
+        validation = None if kept is None else _validation(kept, len(names), device)
         return cls(scaling, model, components, log_weights, copy.deepcopy(tree["record"]), validation)
 
 
@@ -279,6 +292,24 @@ def _component(state: dict[str, Any], model: CalibrationModel) -> Weights:
             f"{model.prior.dim}, {model.outputs} and {model.width}"
         )
     return from_state(state)
+
+
+@torch.no_grad()
+def _check_prediction(model: CalibrationModel, q: Weights) -> None:
+    """Raises where finite numbers make a model that has none at the centre of the inputs, or shapes do not fit."""
+    theta, _ = q.theta_moments()
+    theta = theta.double()[None]
+    x = torch.full((1, model.controls), 0.5, dtype=model.dtype, device=theta.device)
+    found = model.predict(q, x, theta, model.rows_of_theta(theta, 1), None)
+    if not bool((found.mean + found.var).isfinite().all()):
+        raise Malformed("it predicts what is not finite")
+
+
+def _validation(kept: Sequence[Tensor], outputs: int, device: torch.device) -> Validation:
+    found = Validation(*(part.to(device) for part in kept))
+    if found.row.ndim != 1 or not found.mean.shape == found.sd.shape == (len(found.row), outputs):
+        raise Malformed(f"its validation has the shapes {[tuple(part.shape) for part in kept]}")
+    return found
 
 
 def _matrix(name: str, values: ArrayLike, columns: Sequence[Column], rows: int | None = None) -> Array:

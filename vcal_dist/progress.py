@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.table import Column
 from rich.text import Text
 
+from storage.text import cleaned
 from vcal_dist.module import CalibrationModule
 from vcal_dist.records import Records
 
@@ -83,7 +84,7 @@ class Progress(Callback):
         figures = []
         if found.get("loss") is not None:
             figures.append([f"bound/row {-found['loss']:.3f}"])
-        theta = [f"{name[6:]} {value:.3g}" for name, value in found.items() if name.startswith("theta.")]
+        theta = [f"{cleaned(name[6:])} {value:.3g}" for name, value in found.items() if name.startswith("theta.")]
         if theta:
             counts = range(min(len(theta), MOST_PARAMETERS), 0, -1)
             figures.append([f"θ {', '.join(theta[:n])}{' …' if n < len(theta) else ''}" for n in counts])

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from storage import documents, strict_yaml
+from storage.errors import StoreError
+from storage.links import refuse_links
 from storage.places import write_durably
 from storage.store import Store
 from vcal_dist import tensorfile
 from vcal_dist.checkpoints import BEST, LAST, SCHEMA
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.errors import ConfigError, Malformed, ModelError
 from vcal_dist.run_place import SCRATCH, RunPlace
 
 CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
@@ -48,6 +50,23 @@ WHERE = (  # and how something is computed, and not what
 )
 # What may change between an interrupted run and the one that goes on with it.
 FREE = ("output", "generate", "checkpoints", "record_every", *WHERE)
+
+
+FORM = {  # of a checkpoint
+    "schema": SCHEMA,
+    "orders": {},
+    "lowest": [0, 0.0],
+    "schedule": {
+        "name": None,
+        "number": 0,
+        "leg": 0,
+        "batch": 0,
+        "steps": 0,
+        "model": {},
+        "found": {},
+        "phase": None,
+    },
+}
 
 
 class Before(NamedTuple):
@@ -85,19 +104,40 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
     if not last.exists():
         return Before(rows, None)
     try:
-        state = tensorfile.read(last)
+        return Before(rows, read_checkpoint(last))
     except ModelError as error:
-        raise ConfigError(
-            f"the run in {run} cannot go on: {error}. Put {BEST}, if there is one, in its place, or delete {run} to "
-            "begin anew"
-        ) from error
-    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise ConfigError(f"{last} is a checkpoint of another version; delete {run} to begin anew, or use that version")
-    return Before(rows, state)
+        raise cannot_go_on(run, str(error)) from error
+
+
+def cannot_go_on(run: Path, why: str) -> ConfigError:
+    """What to tell a user whose last checkpoint is of no use."""
+    return ConfigError(
+        f"the run in {run} cannot go on: {why}; put {BEST}, if there is one, in its place, or delete {run} to start "
+        "from scratch"
+    )
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint says, as far as can be told without the training that it belongs to."""
+    state = tensorfile.read(path)
+    if not isinstance(state, dict) or type(state.get("schema")) is not int or state["schema"] != SCHEMA:
+        raise ModelError(f"{path} is a checkpoint of another version; use that version")
+    try:
+        tensorfile.check_form(FORM, state, "state")
+        for table, order in state["orders"].items():
+            tensorfile.check_form({}, order, f"state.orders.{table}")
+        if state["schedule"]["name"] is not None:
+            tensorfile.check_form("", state["schedule"]["name"], "state.schedule.name")
+    except Malformed as error:
+        raise Malformed(f"{path} is no checkpoint: {error}") from None
+    if not tensorfile.is_finite(state):
+        raise Malformed(f"{path} holds numbers that are not finite; vcal-dist writes none")
+    return state
 
 
 def refuse_foreign(run: Path) -> None:
     """Raises if a run there would mix with what does not belong to one."""
+    refuse_links_out(run)
     if run.exists() and not run.is_dir():
         raise ConfigError(f"output is {run}, which is a file; a run needs a directory: choose another")
     if not run.exists() or (run / CONFIG).exists():
@@ -110,6 +150,14 @@ def refuse_foreign(run: Path) -> None:
         raise ConfigError(
             f"output is {run}, which holds something else than a run ('{foreign[0]}'); choose another, or empty it"
         )
+
+
+def refuse_links_out(run: Path) -> None:
+    """Raises if a link in a run's directory, which may be a stranger's, leads out of it; a store looks after itself."""
+    try:
+        refuse_links(run, but=(DATA,))
+    except StoreError as error:
+        raise ConfigError(str(error)) from None
 
 
 def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
@@ -158,6 +206,7 @@ def held(run: Path, patience: float = GLANCE, name: str = LOCK) -> Iterator[None
     """
     import filelock
 
+    refuse_links_out(run)
     run.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(run / name)
     with contextlib.suppress(NotImplementedError):  # a file system without locks

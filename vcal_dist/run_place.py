@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from storage.errors import VcalError
+from storage.room import check_room
 from vcal_dist.errors import ConfigError
 from vcal_dist.posterior import FILE
 
@@ -38,7 +40,11 @@ class RunPlace:
         if not self.remote:
             return
         try:
-            for found in self.files.find(self.root):
+            objects = self.files.find(self.root, detail=True)
+            check_room(
+                self.path, sum(int(info.get("size") or 0) for info in objects.values()), f"the run at {self.url}"
+            )
+            for found in objects:
                 name = str(found)[len(self.root) :].lstrip("/")
                 if name.partition("/")[0] not in LEFT:
                     target = inside(self.path, name, self.url)
@@ -47,7 +53,7 @@ class RunPlace:
                     self._sent[name] = _stamp(target)
         except FileNotFoundError:
             return
-        except ConfigError:
+        except VcalError:
             raise
         except Exception as error:  # every file system has its own
             raise ConfigError(
@@ -58,7 +64,11 @@ class RunPlace:
         """Sends what has changed; unless it must, a failure is only told, and the next time sends it too."""
         if not self.remote:
             return
-        names = [str(file.relative_to(self.path)) for file in self.path.rglob("*") if file.is_file()]
+        names = [
+            str(file.relative_to(self.path))
+            for file in self.path.rglob("*")
+            if file.is_file() and not file.is_symlink()
+        ]
         # Where the posterior is, the run is done; where a checkpoint is, so is what was recorded before it.
         for name in sorted(names, key=lambda name: (name == FILE, name.startswith("checkpoints/"), name)):
             file = self.path / name
@@ -80,7 +90,8 @@ class RunPlace:
 def inside(folder: Path, name: str, source: str) -> Path:
     """The file of that name below the folder; a name that leads elsewhere is refused."""
     parts = name.split("/")
-    if "" in parts or "." in parts or ".." in parts or "\\" in name or "\0" in name or Path(name).is_absolute():
+    odd = "\\" in name or "\0" in name or any("\ud800" <= character <= "\udfff" for character in name)
+    if odd or "" in parts or "." in parts or ".." in parts or Path(name).is_absolute():
         raise ConfigError(
             f"{source} holds an object named {name!r}, which would be written outside of the run's directory; "
             "somebody made it on purpose: do not use this run, or delete that object"
@@ -109,4 +120,4 @@ def run_place(output: str | Path | None) -> Iterator[RunPlace]:
     except (ValueError, ImportError) as error:
         raise ConfigError(f"output is {text}: {error}; use a local path or an s3:// URL") from error
     with tempfile.TemporaryDirectory(prefix="vcal-run-") as temporary:
-        yield RunPlace(text, Path(temporary) / Path(root).name, files, root, remote=True)
+        yield RunPlace(text, inside(Path(temporary), Path(root).name, text), files, root, remote=True)

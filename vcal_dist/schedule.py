@@ -12,19 +12,19 @@ Whoever drives it (`vcal_dist.fitting` over arrays in memory, `vcal_dist.module`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vcal_dist import few_runs
+from vcal_dist import few_runs, tensorfile
 from vcal_dist.batches import take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collective import same_everywhere, world_size
 from vcal_dist.components import LIGHT, NARROW, share, started
-from vcal_dist.errors import Diverged, ModelError
+from vcal_dist.errors import MISFITS, Diverged, Malformed, ModelError
 from vcal_dist.fullrank import Frame, FullRank
 from vcal_dist.initialise import APART, place_start, screen_theta
 from vcal_dist.objective import CollapsedTheta
@@ -117,7 +117,7 @@ class Schedule:
         """Every process goes on from what the first one has: machines may round differently what all compute alike."""
         if world_size() > 1:
             found = self.work.found.state()
-            same_everywhere(list(leaves([dict(self.work.model.state_dict()), found])))
+            same_everywhere(list(tensorfile.leaves([dict(self.work.model.state_dict()), found])))
             self.work.found = Found.from_state(found)
 
     def state(self) -> dict[str, Any]:
@@ -134,17 +134,30 @@ class Schedule:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a state, wherever its tensors are."""
-        state = moved(state, self.work.device)
+        """Goes on from a state, wherever its tensors are; raises `Malformed` if it is none of such a training."""
+        try:
+            self._load(moved(state, self.work.device))
+        except MISFITS as error:  # it is a file's, and may say anything
+            raise Malformed(f"it does not fit this training: {error}") from error
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.work.model.adopt(state["model"])
         self.work.found = Found.from_state(state["found"])
         self.number, self.leg, self.batch, self.steps = (state[key] for key in ("number", "leg", "batch", "steps"))
+        if not 0 <= self.number <= len(self.builds) or min(self.leg, self.batch, self.steps) < 0:
+            raise Malformed(f"schedule.number is {self.number}, leg {self.leg}, batch {self.batch}, steps {self.steps}")
         self.phase = None
-        if self.number < len(self.builds):
-            phase = self.builds[self.number](self.work)
-            assert isinstance(phase, Reading), "no checkpoint is written in a phase that reads nothing"
-            self.phase = phase
-            phase.load(state["phase"])
+        if self.number == len(self.builds):
+            return
+        phase = self.builds[self.number](self.work)
+        assert isinstance(phase, Reading), "no checkpoint is written in a phase that reads nothing"
+        if phase.name != state["name"]:
+            raise Malformed(f"schedule.name is '{state['name']}' where phase {self.number} is '{phase.name}'")
+        if phase.feed.batches is not None and self.batch > phase.feed.batches:
+            raise Malformed(f"schedule.batch is {self.batch} of {phase.feed.batches}")
+        tensorfile.check_form(phase.state(), state["phase"], "schedule.phase")
+        self.phase = phase
+        phase.load(state["phase"])
 
 
 def _turned(phase: Phase) -> bool:
@@ -433,18 +446,6 @@ def _distance(q: FullRank, other: FullRank) -> float:
     difference = q.theta_mean - other.theta_mean
     covariance = q.theta_moments()[1] + other.theta_moments()[1]
     return float((difference @ torch.linalg.solve(covariance / 2, difference)).sqrt())
-
-
-def leaves(tree: Any) -> Iterator[Tensor]:
-    """The tensors of a tree of dictionaries and lists."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from leaves(value)
 
 
 def moved(tree: Any, device: torch.device) -> Any:

@@ -23,15 +23,16 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from storage.design import Finding, find_design_faults
 from storage.errors import StoreError
+from storage.room import check_output, check_room
 from storage.store import Store, exists, open_store
 from vcal_dist import few_runs
 from vcal_dist.allocation import keep_pages
 from vcal_dist.assessment import assess_observations, assess_runs, assess_validation
 from vcal_dist.calibration import CalibrationModel
-from vcal_dist.checkpoints import Checkpoints
+from vcal_dist.checkpoints import LAST, Checkpoints
 from vcal_dist.config import Config, DeviceSettings
 from vcal_dist.datamodule import StoreData
-from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
+from vcal_dist.errors import ConfigError, Diverged, Malformed, ModelError, Preempted
 from vcal_dist.few_runs import why_not
 from vcal_dist.fitting import check
 from vcal_dist.initialise import place_start
@@ -43,7 +44,18 @@ from vcal_dist.problems import borehole
 from vcal_dist.progress import Progress
 from vcal_dist.records import Records, records_until, seconds_of
 from vcal_dist.rows import LEAVE_ONE_OUT, AtHand, held_rows, rows_at_hand
-from vcal_dist.run_directory import CHECKPOINTS, GLANCE, begin, held, look, refuse_held, versions, wait
+from vcal_dist.run_directory import (
+    CHECKPOINTS,
+    CONFIG,
+    GLANCE,
+    begin,
+    cannot_go_on,
+    held,
+    look,
+    refuse_held,
+    versions,
+    wait,
+)
 from vcal_dist.run_place import RunPlace, run_place
 from vcal_dist.schedule import Schedule, check_family
 from vcal_dist.stages import choose, emulator_groups, is_collapsible
@@ -117,6 +129,9 @@ def _train(
     if state is not None:  # what earlier attempts took, up to the checkpoint
         begun -= seconds_of(records_until(run, state["schedule"]["steps"]))
     prepared = prepare(config, store)
+    if first:
+        check_output(run / CONFIG)
+        check_room(run, _least_bytes(prepared), "a run of this size")
     design = look_at_design(store) if first else None
     for finding in design or []:
         say(f"{'WARNING' if finding.severity == 'bad' else 'note'}: {finding.message}")
@@ -147,6 +162,15 @@ def _train(
         posterior.save(run)
         place.send()
     return posterior
+
+
+def _least_bytes(prepared: Prepared) -> int:
+    """What two checkpoints and a posterior take at least: each has the model, and what the runs say of its weights."""
+    model = prepared.model
+    state = sum(tensor.nbytes for tensor in model.state_dict().values())
+    factorised = prepared.config.fit.weights == "meanfield" or prepared.at_hand.stacked
+    weights = 2 * model.width if factorised else model.width**2
+    return 3 * (state + 8 * model.outputs * weights)
 
 
 def look_at_design(store: Store) -> list[Finding] | None:
@@ -304,6 +328,10 @@ def fit(
             if place is not None and (place.path / CHECKPOINTS).exists():
                 raise Diverged(f"{error}; the last good checkpoint is in {place.url}/{CHECKPOINTS}") from error
             raise
+        except Malformed as error:
+            if place is None:
+                raise
+            raise cannot_go_on(place.path, f"{CHECKPOINTS}/{LAST} is no checkpoint of it: {error}") from error
     if place is not None and checkpoints is not None and checkpoints.stopped:
         place.send()
         steps = module.schedule.steps

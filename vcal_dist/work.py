@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel
+from vcal_dist.errors import ModelError
 from vcal_dist.families import from_state, to_state
 from vcal_dist.fullrank import Frame
 from vcal_dist.mixture import Adapted, Mixture
@@ -69,6 +70,11 @@ class Found:
     def from_state(cls, state: dict[str, Any]) -> Found:
         """What `state` said; tuples may have become lists on the way."""
         frame, adapted = state["frame"], state["adapted"]
+        for name in ("starts", "log_weights"):
+            if not isinstance(state[name], Tensor | None):
+                raise ModelError(f"found.{name} is {state[name]!r}; accepted: a tensor")
+        if not isinstance(state["log_evidence_runs"], float | None):
+            raise ModelError(f"found.log_evidence_runs is {state['log_evidence_runs']!r}; accepted: a number")
         if adapted is not None:
             adapted = Adapted(Mixture(*adapted[0]), *adapted[1:])
         return cls(

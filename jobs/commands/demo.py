@@ -10,6 +10,7 @@ import typer
 from jobs.commands.report import write_report
 from jobs.commands.train import say, show, trained
 from jobs.console import stdout, vcal
+from jobs.outputs import writable
 
 MARK = "demo.json"  # lies beside the store and the run, and says that this command made them
 STORE, RUN = "borehole.zarr", "run"
@@ -25,7 +26,13 @@ def demo(
     observations: Annotated[int, typer.Option(min=1, metavar="N", help="Field observations to generate.")] = 10_000,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Directory to write to; an earlier demo is replaced."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Directory to write to; an earlier demo is replaced.",
+            callback=writable,
+        ),
     ] = Path("runs/demo"),
 ) -> None:
     """Generate the borehole data set, write the store, calibrate, show θ beside the truth, and write the report."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from jobs.console import print_json, stderr, stdout
+from jobs.outputs import writable
 from vcal_dist.prediction_kinds import AT_T, MEANING, What
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ def predict(
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", metavar="OUT", help="File to write: .csv, .parquet, .nc or .zarr. Without it, a look."
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="File to write: .csv, .parquet, .nc or .zarr. Without it, a look.",
+            callback=writable,
         ),
     ] = None,
     what: Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from jobs.console import note, stdout
 from jobs.locations import Store, TrustLocations
+from jobs.outputs import writable
 
 if TYPE_CHECKING:
     from vcal_dist.run_place import RunPlace
@@ -30,6 +31,7 @@ def report(
             help="File to write or replace, or with --format png and pdf a folder to which figures are added: those "
             "of other names stay. [RUN/report.html, RUN/figures]",
             show_default=False,
+            callback=writable,
         ),
     ] = None,
     kind: Annotated[
@@ -60,8 +62,10 @@ def write_report(
     """Writes the report of a run; where it lies. `truth` is known of examples."""
     from jobs.run_state import finished_run
     from storage.places import write_durably
+    from storage.room import because
     from vcal_dist.errors import ModelError
     from vcal_dist.report import figures, gather, html
+    from vcal_dist.run_directory import refuse_links_out
 
     with finished_run(run, "report") as (place, folder, posterior):
         target = _target(place, folder, output, kind)
@@ -75,13 +79,15 @@ def write_report(
             say=note,
         )
         page = html(gathered, note).encode() if kind == "html" else b""
+        if output is None:
+            refuse_links_out(target.parent)
         try:
             if kind == "html":
                 write_durably(target, page)
             else:
                 figures(gathered, target, kind, note)
         except OSError as error:
-            raise ModelError(f"cannot write {target}: {error.strerror or error}; choose another --output") from None
+            raise ModelError(f"cannot write {target}: {because(error)}") from None
         if output is None:
             place.send()
             return f"{place.url.rstrip('/')}/{target.name}" if place.remote else str(target)

@@ -10,6 +10,7 @@ import typer
 
 from jobs.commands.train import say
 from jobs.console import number, print_json, stdout, table
+from jobs.outputs import writable
 
 if TYPE_CHECKING:
     from jobs.reproduce.experiment import Experiment
@@ -30,7 +31,12 @@ def reproduce(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Directory to write to.", show_default="runs/reproduce, or -quick"
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Directory to write to.",
+            show_default="runs/reproduce, or -quick",
+            callback=writable,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,

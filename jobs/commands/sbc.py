@@ -10,6 +10,7 @@ import typer
 from jobs.commands.train import told
 from jobs.console import print_json, stderr, stdout, table
 from jobs.locations import TrustLocations
+from jobs.outputs import writable
 
 if TYPE_CHECKING:
     from jobs.sbc.outcome import Outcome
@@ -49,7 +50,11 @@ def sbc(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Directory to write to; unless given, the run's with -sbc behind it."
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Directory to write to; unless given, the run's with -sbc behind it.",
+            callback=writable,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="S", help="Of truths and data.")] = 0,

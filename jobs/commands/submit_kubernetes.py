@@ -42,7 +42,7 @@ def kubernetes(
     name: Annotated[str | None, typer.Option(help="Name of the job; by default from the output's.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the YAML that would be sent, and exit.")] = False,
 ) -> None:
-    """Run `train` or `sweep` on Kubernetes: needs kubectl here and KubeRay 1.2 or newer there."""
+    """Run `train` or `sweep` on Kubernetes: needs kubectl here and KubeRay 1.5.1 or newer there."""
     from jobs.submission.kubernetes import Pods, documents, dump, send, unseen, watching
     from jobs.submission.request import request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.console import note, size, stderr, stdout
+from storage.text import cleaned, redacted
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from jobs.submission.request import Request
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # that Ray gives its lines
 NOT_FOUND = 127  # a shell's, for a command that it does not have
 ADDRESS_HELP = "Dashboard of the cluster; unless given RAY_API_SERVER_ADDRESS, RAY_ADDRESS or http://127.0.0.1:8265."
 
@@ -110,6 +113,6 @@ def watch(cluster: JobSubmissionClient, name: str) -> None:
 
 
 def plainly(text: str) -> None:
-    """Text as it is: rich would fold it, and take some of it for names of emojis."""
-    sys.stdout.write(text)
+    """Text of a job, in lines as they are: colours, secrets and what else a terminal would obey are left out."""
+    sys.stdout.write(cleaned(redacted(COLOURS.sub("", text)).replace("\r\n", "\n")))
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import storage
+from storage.places import write_durably
 from storage.problem import Problem
 from storage.store import exists
 
@@ -75,7 +77,9 @@ def ingested(folder: Path, problem: Problem, runs: Mapping[str, ArrayLike], fiel
     files = {"runs": (folder / "runs.npz", runs), "observations": (folder / "observations.npz", field)}
     for path, arrays in files.values():
         named: dict[str, Any] = {name: np.asarray(values) for name, values in arrays.items()}
-        np.savez(path, **named)
+        content = io.BytesIO()
+        np.savez(content, **named)
+        write_durably(path, content.getbuffer())
     storage.ingest(
         problem, runs=[files["runs"][0]], observations=[files["observations"][0]], store=store, dtype="float64"
     )

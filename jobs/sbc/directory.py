@@ -21,7 +21,7 @@ from vcal_dist import run_directory
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
 from vcal_dist.report.page import finite
-from vcal_dist.run_directory import compare, counted
+from vcal_dist.run_directory import compare, counted, refuse_links_out
 
 SETTINGS, EMULATOR, REPLICATES = "settings.yaml", "emulator.safetensors", "replicates"
 RESULTS, PAGE = "sbc.json", "sbc.html"
@@ -63,6 +63,7 @@ class Asked:
 def ask(config: Config, seed: int, simulator: str | None, rows: tuple[int, int], output: Path) -> Asked:
     """What is asked for; a directory that was begun before goes on with the rows that the store had then."""
     path = output / SETTINGS
+    refuse_links_out(output)
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output is {output}, which is a file; a directory is needed: choose another")
     if path.is_file():

@@ -13,14 +13,18 @@ shift
 # shellcheck source-path=SCRIPTDIR source=start.sh
 source "$scripts/start.sh"
 
-# Several jobs may share a node: ports from the job's number, files in a folder of its own.
+# Several jobs, and users, may share a node: ports from the job's number, files in a folder whose name nobody knows
+# before, and a token that everybody who joins or asks the cluster must have. The environment is the user's alone.
 read -r address _ < <(getent ahostsv4 "$address")
 # A node may know its own name as the loopback's.
 if [[ -z ${address-} || ($address == 127.* && $SLURM_JOB_NUM_NODES -gt 1) ]]; then
     read -r address _ < <(hostname -I)
 fi
 address="$address:$((25000 + SLURM_JOB_ID % 2300 * 3))"
-folder="/tmp/vcal-ray-$SLURM_JOB_ID"
+folder=$(mktemp --dry-run --directory /tmp/vcal-ray-XXXXXXXXXX) # made on every node; sockets below need a short name
+RAY_AUTH_TOKEN=$(od --address-radix=n --format=x1 --read-bytes=32 /dev/urandom | tr -d ' \n')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+unset RAY_AUTH_TOKEN_PATH
 
 srun --overlap --ntasks-per-node=1 --cpu-bind=none bash "$scripts/ray_node.sh" "$programs" "$address" "$folder" &
 status=1

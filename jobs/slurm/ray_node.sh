@@ -3,7 +3,12 @@
 set -uo pipefail
 trap : TERM # `vcal` is told at the same time; Ray must be there until it has written
 programs=$1 address=$2 folder=$3
-mkdir -p "$folder"
+# Never one that somebody else has made; nodes that share a file system share the first one's.
+if ! mkdir --mode=700 "$folder" 2>/dev/null &&
+    ! [[ ! -L $folder && -O $folder && $(stat --format=%a "$folder") == 700 ]]; then
+    echo "cannot make $folder on $(hostname): see what stands there, and submit the job again" >&2
+    exit 1
+fi
 echo "$SLURM_STEP_ID" >"$folder/step" # for the batch script, which ends it
 node=$SLURM_NODEID cpus=$SLURM_CPUS_ON_NODE gpus=${SLURM_GPUS_ON_NODE:-0}
 unset "${!SLURM_@}" # Lightning in Ray's processes would take itself for a task of SLURM

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from jobs.submission.slurm import Job, Submission
 from storage.places import write_durably
+from storage.room import because
 from vcal_dist.errors import ConfigError
 
 POLL = (0.5, 15.0)  # seconds between questions to the controller, at first and later
@@ -29,7 +30,7 @@ def send(submission: Submission) -> list[tuple[str, str]]:
     try:
         write_durably(submission.config, submission.text.encode())
     except OSError as error:
-        raise ConfigError(f"cannot write {submission.config}: {error.strerror}; choose another output") from error
+        raise ConfigError(f"cannot write {submission.config}: {because(error)}") from error
     sent: list[tuple[str, str]] = []
     for job in submission.jobs:
         command = job.command(after=sent[-1][0] if sent else None)

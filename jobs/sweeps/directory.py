@@ -19,7 +19,7 @@ from storage import strict_yaml
 from storage.places import write_durably
 from vcal_dist import run_directory
 from vcal_dist.errors import ConfigError
-from vcal_dist.run_directory import compare
+from vcal_dist.run_directory import compare, refuse_links_out
 
 ASKED = "sweep.yaml"
 FREE_KEYS = (*run_directory.FREE, *(f"sweep.{name}" for name in FREE))
@@ -28,6 +28,7 @@ FREE_KEYS = (*run_directory.FREE, *(f"sweep.{name}" for name in FREE))
 def begin(sweep: Sweep) -> None:
     """Writes down what is asked for; if there is a sweep already, it must be the same, but for what is free."""
     path = sweep.output / ASKED
+    refuse_links_out(sweep.output)
     if sweep.output.exists() and not sweep.output.is_dir():
         raise ConfigError(f"output is {sweep.output}, which is a file; a sweep needs a directory: choose another")
     if path.exists():

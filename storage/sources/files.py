@@ -11,6 +11,7 @@ from typing import IO, Any, Literal, cast
 import fsspec
 
 from storage.errors import IngestError
+from storage.text import redacted
 
 Format = Literal["csv", "parquet", "netcdf", "hdf5", "npz", "zarr"]
 
@@ -33,7 +34,7 @@ SUFFIXES: dict[str, Format] = {
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file as the user named it, and where a worker in another directory finds it."""
+    """A file as the user named it, secrets apart, and where a worker in another directory finds it."""
 
     name: str
     url: str
@@ -65,7 +66,7 @@ def expand(given: Sequence[str | Path]) -> list[SourceFile]:
     for item in given:
         for name in _matches(str(item)):
             url = name if "://" in name else str(Path(name).expanduser().resolve())
-            found.setdefault(url, SourceFile(name, url, _format(name)))
+            found.setdefault(url, SourceFile(redacted(name), url, _format(name)))
     return list(found.values())
 
 

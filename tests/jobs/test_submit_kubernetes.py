@@ -25,7 +25,7 @@ from vcal_dist.errors import ConfigError
 KUBERNETES = "1.37"
 ODD = "/data/a b'c\"d$(touch x)`touch y`;&|>z\n\t\\ ü😀 #: {e}"
 
-# Fields that KubeRay 1.2 and all later versions know, from the types that its CRD ray.io_rayjobs.yaml is made of:
+# Fields that KubeRay 1.5.1 and all later versions know, from the types that its CRD ray.io_rayjobs.yaml is made of:
 # https://github.com/ray-project/kuberay/tree/master/ray-operator/apis/ray/v1 (rayjob_types.go, raycluster_types.go).
 # Each with the ones that must be there.
 RAY_JOB_SPEC = (
@@ -39,8 +39,8 @@ RAY_JOB_SPEC = (
 )  # fmt: skip
 RAY_CLUSTER_SPEC = (
     {
-        "autoscalerOptions", "enableInTreeAutoscaling", "headGroupSpec", "headServiceAnnotations", "rayVersion",
-        "suspend", "workerGroupSpecs",
+        "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "headGroupSpec", "headServiceAnnotations",
+        "rayVersion", "suspend", "workerGroupSpecs",
     },
     {"headGroupSpec"},
 )  # fmt: skip
@@ -385,3 +385,8 @@ def test_without_kubectl_it_says_so_and_the_dry_run_works(
     printed = capsys.readouterr()
     assert "kind: RayJob" in printed.out
     assert "warning: output is /tmp/run" in printed.err
+
+
+def test_nobody_uses_the_cluster_without_its_token(config: str) -> None:
+    _, job = rendered(request(["train", config]))
+    assert job["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}

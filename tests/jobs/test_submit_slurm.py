@@ -7,6 +7,8 @@ import re
 import shlex
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -316,11 +318,62 @@ def test_a_sweep_as_a_job_array_is_collected(slurm: Slurm, here: Path) -> None:
 @needs_slurm
 @patient
 @pytest.mark.slow
-def test_training_on_ray_inside_a_job(slurm: Slurm, here: Path) -> None:
+def test_training_on_ray_inside_a_job(slurm: Slurm, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_store(here / "store.zarr")
     config = write_config(here)
-    assert vcal("submit", "slurm", "--wait", "--", "train", config, "--on", "ray") == 0, log_of(here)
-    assert (here / "run" / "posterior.safetensors").exists()
-    numbers = [log.stem.rpartition("-")[2] for log in here.glob("run.slurm-*.log")]
-    assert len(numbers) == 1
-    assert not Path(f"/tmp/vcal-ray-{numbers[0]}").exists()
+    before = folders_of_ray()
+    assert vcal("submit", "slurm", "--", "train", config, "--on", "ray") == 0
+    number = submitted(capsys.readouterr().out)
+    [folder] = slurm.until(lambda: folders_of_ray() - before)
+    assert folder.name != f"vcal-ray-{number}"  # which anybody knows before
+    assert folder.stat().st_mode & 0o777 == 0o700
+    port = 25000 + int(number) % 2300 * 3 + 1
+    assert slurm.until(lambda: answer(f"http://127.0.0.1:{port}/api/version")) == 401
+    slurm.until(lambda: slurm.state(number) == "COMPLETED")
+    assert (here / "run" / "posterior.safetensors").exists(), log_of(here)
+    assert not folder.exists()
+
+
+def folders_of_ray() -> set[Path]:
+    return set(Path("/tmp").glob("vcal-ray-*"))
+
+
+def answer(url: str) -> int:
+    """The status that somebody without a token gets; 0 while nobody is there."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as found:
+            return int(found.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize("how", ["open to others", "another user's", "a link", "a file"])
+def test_a_node_takes_no_folder_that_is_not_its_own(here: Path, how: str) -> None:
+    folder = here / "vcal-ray-taken"
+    if how == "a file":
+        folder.touch(0o700)
+    elif how == "a link":
+        (here / "elsewhere").mkdir(0o700)
+        folder.symlink_to(here / "elsewhere")
+    else:
+        folder.mkdir(0o755 if how == "open to others" else 0o700)
+    if how == "another user's":
+        if os.geteuid():
+            pytest.skip("only root can make a folder of another user")
+        os.chown(folder, 65534, 65534)
+    (here / "ray").write_text("#!/usr/bin/env bash\ntouch started\n", encoding="utf-8")
+    (here / "ray").chmod(0o755)
+    variables = {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_CPUS_ON_NODE": "1", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash", SCRIPTS / "ray_node.sh", here, "127.0.0.1:1", folder],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert str(folder) in done.stderr
+    assert not (here / "started").exists()
+    assert not folder.is_dir() or not list(folder.iterdir())

@@ -256,7 +256,7 @@ def damage(path: Path, how: str) -> None:
 def test_a_damaged_checkpoint_is_named_with_a_cure(copy: Path, store: Path, how: str) -> None:
     damage(copy / "checkpoints" / "last.safetensors", how)
     before = contents(copy)
-    with pytest.raises(ConfigError, match=r"last\.safetensors.*best\.safetensors.*or delete .* to begin anew"):
+    with pytest.raises(ConfigError, match=r"last\.safetensors.*best\.safetensors.*or delete .* to start from scratch"):
         train(config(store, copy, "meanfield"), progress=False)
     after = contents(copy)
     assert {name: after[name] for name in before if name != "versions.json"} == {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage import strict_yaml
 from storage.summary import ColumnSummary
+from storage.text import redacted
 from vcal_dist.config import Config
 from vcal_dist.mixed import Averaged
 from vcal_dist.report.content import Block, Facts, Fold, Table, Text
@@ -146,5 +147,5 @@ def _different(given: Any, default: Any) -> Any:
 
 def _plain(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return redacted(", ".join(map(str, value)) if isinstance(value, list) else str(value))
     return f"{value:,}" if isinstance(value, int) else plain(value)
