@@ -92,8 +92,10 @@ def judge(
     seed: int,
 ) -> Outcome:
     """Runs the replicates that are missing, and writes what all of them say together."""
+    import json
+
     from jobs.doctor import usable_cores
-    from jobs.sbc.directory import PAGE, RESULTS, ask, begin, write
+    from jobs.sbc.directory import PAGE, RESULTS, ask, begin
     from jobs.sbc.outcome import collect
     from jobs.sbc.page import page
     from jobs.sbc.running import opened, run
@@ -101,6 +103,7 @@ def judge(
     from storage.places import write_durably
     from vcal_dist.errors import Preempted
     from vcal_dist.replicates import prior_sd
+    from vcal_dist.report.page import finite
     from vcal_dist.run_directory import held
     from vcal_dist.training import open_or_make
 
@@ -116,7 +119,8 @@ def judge(
     except Preempted as stopped:
         raise told(stopped) from None
     outcome = collect(asked, store.problem, replicates, prior_sd(shared.prepared.model.prior))
-    write(output / RESULTS, outcome.plain())
+    results = json.dumps(finite(outcome.plain()), indent=2, ensure_ascii=False, allow_nan=False)
+    write_durably(output / RESULTS, f"{results}\n".encode())
     write_durably(output / PAGE, page(outcome).encode())
     return outcome
 
