@@ -73,9 +73,16 @@ def to_inference_data(
 
 def write_netcdf(path: Path, data: arviz.InferenceData) -> None:
     """Replaces a file in one step, like `tensorfile.write`."""
-    with tempfile.TemporaryDirectory() as folder:
-        data.to_netcdf(str(Path(folder) / path.name), engine="h5netcdf")
-        content = (Path(folder) / path.name).read_bytes()
+    # What cannot be removed there is the system's to clear, and no failure.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
+            data.to_netcdf(str(Path(folder) / path.name), engine="h5netcdf")
+            content = (Path(folder) / path.name).read_bytes()
+        except (OSError, RuntimeError) as error:  # HDF5 raises either where a disk is full
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"cannot write {path.name} in {folder}: {reason}; make room there, or set TMPDIR to another directory"
+            ) from error
     try:
         LocalPlace(path.parent).replace(path.name, content, "")
     except StoreError as error:
