@@ -109,8 +109,11 @@ def _names(path: Path, words: tuple[str, ...]) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that wait for a cluster, the longest, come first. Deselected are those marked `gpu` where there is none, and
-    those marked `faults`, which take hours, unless the command line names that mark."""
+    """Tests that wait for a cluster, the longest, come first.
+
+    Deselected are those marked `gpu` where there is none, and those marked `faults`, which take hours, unless the
+    command line names that mark.
+    """
     items.sort(key=lambda item: not _names(item.path, CLUSTERS))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     left = marked if marked and not _has_gpu() else []

@@ -7,8 +7,8 @@ that another one would have become. The name as it was stands in the attribute `
 
 from __future__ import annotations
 
+import io
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -72,21 +72,26 @@ def to_inference_data(
 
 
 def write_netcdf(path: Path, data: arviz.InferenceData) -> None:
-    """Replaces a file in one step, like `tensorfile.write`."""
-    # What cannot be removed there is the system's to clear, and no failure.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        try:
-            data.to_netcdf(str(Path(folder) / path.name), engine="h5netcdf")
-            content = (Path(folder) / path.name).read_bytes()
-        except (OSError, RuntimeError) as error:  # HDF5 raises either where a disk is full
-            reason = " ".join(str(error).split())
-            raise ModelError(
-                f"cannot write {path.name} in {folder}: {reason}; make room there, or set TMPDIR to another directory"
-            ) from error
+    """Replaces a file in one step, like `tensorfile.write`.
+
+    HDF5 writes into memory: where a disk fails below it, it raises several kinds of errors, or ends the process.
+    """
+    content, tree = io.BytesIO(), data.to_datatree()
+    packed = {
+        f"/{group}": {
+            name: {"zlib": True} for name, values in tree[group].dataset.variables.items() if _is_number(values)
+        }
+        for group in tree.children
+    }
+    tree.to_netcdf(content, engine="h5netcdf", encoding=packed)
     try:
-        LocalPlace(path.parent).replace(path.name, content, "")
+        LocalPlace(path.parent).replace(path.name, content.getvalue(), "")
     except StoreError as error:
         raise ModelError(f"{error}; choose another path") from error
+
+
+def _is_number(values: Any) -> bool:
+    return values.dtype.kind in "biuf"
 
 
 def variable_names(names: Sequence[str]) -> list[str]:

@@ -168,7 +168,14 @@ def serve(shim: str) -> None:
 
     assert all((jobs.cli, jobs.commands.train, tests.faults.operations, vcal_dist.training))
     library = ctypes.CDLL(shim)
-    library.faults_arm.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+    library.faults_arm.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_long,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
     library.faults_count.restype = ctypes.c_long
     library.faults_struck.restype = ctypes.c_char_p
     answers = os.dup(1)

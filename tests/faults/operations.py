@@ -139,7 +139,9 @@ class Ingest(Operation):
         x, t, z = numbered(self.runs)
         settings = {"delimiter": ",", "comments": "", "fmt": "%.17g"}
         np.savetxt(folder / "runs.csv", np.concatenate([x, t, z], axis=1), header="a,b,k,f", **settings)
-        np.savetxt(folder / "field.csv", np.concatenate([x, z], axis=1)[: self.observations], header="a,b,f", **settings)
+        np.savetxt(
+            folder / "field.csv", np.concatenate([x, z], axis=1)[: self.observations], header="a,b,f", **settings
+        )
         (folder / "problem.yaml").write_text(json.dumps(PROBLEM), encoding="utf-8")
 
     def attempt(self, folder: Path) -> None:

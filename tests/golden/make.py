@@ -73,7 +73,11 @@ def main(commit: str, target: str, *options: str) -> None:
             files.extractall(code, filter="data")
         call = [sys.executable, str(Path(__file__).resolve()), "--write", json.dumps(options)]
         subprocess.run(call, check=True, cwd=folder, env=os.environ | {"PYTHONPATH": str(code)})
-        kept = [path.relative_to(folder) for path in (folder / "store").rglob("*") if path.is_file() and path.suffix != ".lock"]
+        kept = [
+            path.relative_to(folder)
+            for path in (folder / "store").rglob("*")
+            if path.is_file() and path.suffix != ".lock"
+        ]
         kept += [Path("run") / name for name in KEPT if (folder / "run" / name).exists()]
         kept += [path.relative_to(folder) for path in (folder / "mixture").rglob("*.[js]*")]
         for name in kept:
