@@ -76,7 +76,7 @@ def write_netcdf(path: Path, data: arviz.InferenceData) -> None:
 
     HDF5 writes into memory: where a disk fails below it, it raises several kinds of errors, or ends the process.
     """
-    content, tree = io.BytesIO(), data.to_datatree()
+    content, tree = io.BytesIO(), data.to_datatree()  # type: ignore[no-untyped-call]
     packed = {
         f"/{group}": {
             name: {"zlib": True} for name, values in tree[group].dataset.variables.items() if _is_number(values)

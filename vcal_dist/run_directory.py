@@ -76,8 +76,8 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
     if not (run / ROWS).exists():
         if (run / CHECKPOINTS / LAST).exists():  # it would be written over
             raise ConfigError(
-                f"the run in {run} has a checkpoint but no {ROWS}: it is of another version, or that file was lost; use "
-                f"that version, bring the file back, or delete {run} to start from scratch"
+                f"the run in {run} has a checkpoint but no {ROWS}: it is of another version, or that file was lost; "
+                f"use that version, bring the file back, or delete {run} to start from scratch"
             )
         return Before(rows, None)
     rows, now = _read_rows(run / ROWS), rows

@@ -63,7 +63,7 @@ def test_a_store_of_the_future_is_refused(golden: Path) -> None:
     document = json.loads(root.read_text(encoding="utf-8"))
     document["attributes"]["vcal"]["schema"] = 99
     root.write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(StoreError, match="schema 99.*upgrade vcal-dist"):
+    with pytest.raises(StoreError, match=r"schema 99.*upgrade vcal-dist"):
         storage.open(root.parent)
 
 
@@ -119,5 +119,5 @@ def test_a_mixture_loads(golden: Path) -> None:
     assert np.isfinite(mixture.sample(10, seed=0)).all()
     text = json.loads((golden / NEWEST / "mixture" / "mixture.json").read_text(encoding="utf-8"))
     (golden / NEWEST / "mixture" / "mixture.json").write_text(json.dumps({**text, "schema": 99}), encoding="utf-8")
-    with pytest.raises(ModelError, match="schema 99.*use the one that wrote it"):
+    with pytest.raises(ModelError, match=r"schema 99.*use the one that wrote it"):
         Averaged.load(golden / NEWEST / "mixture")
