@@ -1,0 +1,368 @@
+"""What is fuzzed: for each kind of input the sound one, how it is changed, and who reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import storage
+from storage import layout, sources
+from storage.problem import load_problem, parse_problem
+from tests.faults.fuzz_kit import ODD, ODD_TEXTS, changed, csv_text, damaged, yaml_text
+from tests.storage.conftest import PROBLEM, numbered
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "run-4"
+CONFIG: dict[str, Any] = {
+    "store": "s.zarr",
+    "output": "run",
+    "seed": 1,
+    "model": {"discrepancy": "additive", "eta": {"features": {"features": 6}, "hidden": [2]}, "delta": {"amplitude": 0.1}},
+    "transforms": {"f": {"kind": "log"}},
+    "fit": {"weights": "collapsed", "emulator": {"steps": 4, "rate": 0.1}, "theta": {"epochs": 2}, "start": {"k": 0.5}},
+    "data": {"memory": "64 MB", "holdout": 0.1, "scheduler": "threads"},
+    "devices": {"accelerator": "cpu", "devices": 1},
+    "checkpoints": {"every_steps": 2, "every_seconds": None},
+}  # fmt: skip
+SPACE: dict[str, Any] = {
+    "fit.emulator.rate": {"loguniform": [0.003, 0.3]},
+    "fit.rho": {"uniform": [0.1, 0.2]},
+    "model.eta.features.features": {"int": [20, 40], "step": 2},
+    "fit.theta.rate": {"choice": [0.1, 0.2], "when": {"fit.weights": "collapsed"}},
+}
+RICH = {
+    **PROBLEM,
+    "description": "a toy",
+    "calibration_inputs": [
+        {"name": "k", "bounds": [0, 1], "prior": {"family": "beta", "a": 2, "b": 3}, "unit": "N/m"},
+        {"name": "l", "bounds": [0.1, 9], "prior": {"family": "normal", "mean": 1, "sd": 2}},
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Inputs, and what reads one in an empty folder. `share` is how many of all cases it gets."""
+
+    inputs: Callable[[], st.SearchStrategy[Any]]
+    read: Callable[[Any, Path], None]
+    share: float
+
+
+# --- texts of the user ------------------------------------------------------------------------------------------------
+
+
+def read_problem(text: bytes, folder: Path) -> None:
+    (folder / "problem.yaml").write_bytes(text)
+    problem = load_problem(folder / "problem.yaml")
+    parse_problem(problem.model_dump(mode="json"))
+    from vcal_dist.priors import ThetaPrior
+
+    ThetaPrior.from_problem(problem)
+
+
+def read_config(text: bytes, folder: Path) -> None:
+    from jobs.config import load
+    from vcal_dist.config import Config
+    from vcal_dist.run_directory import as_yaml
+
+    (folder / "config.yaml").write_bytes(text)
+    config = load(folder / "config.yaml")
+    as_yaml(config.plain())
+    assert Config.parse(config.plain()) == config
+
+
+def read_overrides(given: list[str], folder: Path) -> None:
+    from jobs.config import configure
+
+    configure(CONFIG, given)
+
+
+def read_sweep(text: bytes, folder: Path) -> None:
+    from jobs.sweeps.settings import Sweep, load
+
+    (folder / "sweep.yaml").write_bytes(text)
+    sweep = load(folder / "sweep.yaml")
+    assert Sweep.parse(sweep.plain()) == sweep
+
+
+def overrides() -> st.SearchStrategy[list[str]]:
+    keys = [
+        "fit.emulator.steps",
+        "model.eta.hidden",
+        "transforms.f",
+        "seed",
+        "fit",
+        "data.memory",
+        "store",
+        "sweep.trials",
+    ]
+    key = st.one_of(st.sampled_from(keys), st.sampled_from(ODD_TEXTS), st.text(max_size=10))
+    value = st.one_of(ODD.map(lambda odd: json.dumps(odd)), st.sampled_from(ODD_TEXTS), st.text(max_size=20))
+    return st.lists(
+        st.tuples(key, st.sampled_from(["=", "=", "=", "", "=="]), value).map("".join), min_size=1, max_size=3
+    )
+
+
+# --- files of runs ----------------------------------------------------------------------------------------------------
+
+
+def sound_files(folder: Path) -> dict[str, bytes]:
+    """The same few rows in every format."""
+    import h5py
+    import pyarrow as pa
+    import pyarrow.parquet
+    import xarray as xr
+
+    x, t, z = numbered(12)
+    columns = {"a": x[:, 0], "b": x[:, 1], "k": t[:, 0], "f": z[:, 0]}
+    data = xr.Dataset({name: ("row", values) for name, values in columns.items()})
+    text = (
+        "a,b,k,f\n"
+        + "\n".join(",".join(map(repr, map(float, row))) for row in zip(*columns.values(), strict=True))
+        + "\n"
+    )
+    parquet, npz, packed = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    pyarrow.parquet.write_table(pa.table(columns), parquet)
+    np.savez(npz, **columns)
+    np.savez_compressed(packed, x=x, t=t, z=z)
+    data.to_netcdf(folder / "four.nc", engine="h5netcdf")
+    data.to_netcdf(folder / "three.nc", engine="scipy")
+    with h5py.File(folder / "data.h5", "w") as file:
+        for name, values in columns.items():
+            file.create_dataset(f"runs/{name}", data=values, compression="gzip")
+    return {
+        "runs.csv": text.encode(),
+        "runs.csv.gz": gzip.compress(text.encode()),
+        "runs.parquet": parquet.getvalue(),
+        "runs.npz": npz.getvalue(),
+        "packed.npz": packed.getvalue(),
+        "four.nc": (folder / "four.nc").read_bytes(),
+        "three.nc": (folder / "three.nc").read_bytes(),
+        "runs.h5": (folder / "data.h5").read_bytes(),
+    }
+
+
+def read_source(case: tuple[str, bytes], folder: Path) -> None:
+    name, data = case
+    (folder / name).write_bytes(data)
+    request = sources.Request("runs", layout.columns(parse_problem(PROBLEM), "runs"))
+    (file,) = sources.expand([folder / name])
+    for partition in sources.plan(file, request).partitions:
+        for _ in sources.pieces(partition):
+            pass
+
+
+def files(folder: Path) -> st.SearchStrategy[tuple[str, bytes]]:
+    cases = [st.tuples(st.just(name), damaged(data)) for name, data in sound_files(folder).items()]
+    return st.one_of(*cases, st.tuples(st.just("runs.csv"), csv_text(["a", "b", "k", "f"])))
+
+
+# --- what the project writes ------------------------------------------------------------------------------------------
+
+
+def store_files(folder: Path) -> dict[str, bytes]:
+    store = storage.create(
+        folder / "s.zarr", RICH | {"calibration_inputs": PROBLEM["calibration_inputs"]}, chunk_rows=16
+    )
+    store.append_runs(*numbered(20))
+    x, _, y = numbered(5)
+    store.append_observations(x, y)
+    store.keep_run_count()
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in (folder / "s.zarr").rglob("*") if path.is_file()
+    }
+
+
+def stores(sound: dict[str, bytes]) -> st.SearchStrategy[dict[str, bytes]]:
+    def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
+        if name.endswith(".json"):
+            document = changed(json.loads(sound[name])).map(lambda tree: json.dumps(tree).encode())
+            return st.one_of(document, document, damaged(sound[name])).map(lambda data: {**sound, name: data})
+        return damaged(sound[name]).map(lambda data: {**sound, name: data})
+
+    names = [name for name, data in sound.items() if data]
+    return st.sampled_from(["s.zarr/zarr.json"] * len(names) + names).flatmap(one)
+
+
+def read_store(case: dict[str, bytes], folder: Path) -> None:
+    _write_all(case, folder)
+    store = storage.open(folder / "s.zarr")
+    store.runs.read(0, min(store.runs.rows, 100))
+    store.verify()
+    store.summary()
+    store.count_runs()
+    if store.runs.rows == 20:
+        store.append_runs(*numbered(1, start=20))
+
+
+def _write_all(case: dict[str, bytes], folder: Path) -> None:
+    for name, data in case.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+RUN = (
+    "config.yaml",
+    "rows.json",
+    "versions.json",
+    "metrics.csv",
+    "checkpoints/last.safetensors",
+    "posterior.safetensors",
+)
+METRICS = "step,phase,leg,batch,seconds,rows_per_second,wait_fraction,loss,emulator_error,theta.t\n" + "".join(
+    f"{step},emulator,0,{step},{step / 10},100,0.1,{1 / step},0.5,1.0\n" for step in range(1, 6)
+)
+
+
+def run_files() -> dict[str, bytes]:
+    sound = {name: (GOLDEN / "run" / name).read_bytes() for name in RUN if name != "metrics.csv"}
+    return {**sound, "metrics.csv": METRICS.encode()}
+
+
+def runs() -> st.SearchStrategy[dict[str, bytes]]:
+    import yaml
+
+    sound = run_files()
+
+    def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
+        data: st.SearchStrategy[bytes] = damaged(sound[name])
+        if name.endswith((".json", ".yaml")):
+            data = st.one_of(yaml_text(yaml.safe_load(sound[name])), data)
+        elif name.endswith(".safetensors"):
+            data = st.one_of(trees(sound[name]), data)
+        without = {key: value for key, value in sound.items() if key != "posterior.safetensors"}
+        return st.tuples(st.sampled_from([sound, without]), data).map(lambda both: {**both[0], name: both[1]})
+
+    return st.sampled_from(RUN).flatmap(one)
+
+
+def read_run(case: dict[str, bytes], folder: Path) -> None:
+    """`vcal inspect`, and what a resumed training looks at."""
+    from jobs.inspect_run import inspect_run
+    from vcal_dist.run_directory import look
+    from vcal_dist.run_place import run_place
+
+    _write_all(case, folder / "run")
+    shutil.copytree(GOLDEN / "store", folder / "store")
+    with contextlib.redirect_stdout(io.StringIO()):
+        inspect_run(folder / "run", json=False)
+    from jobs.config import load
+
+    config = load(folder / "run" / "config.yaml")
+    config = config.model_copy(update={"store": "store"})
+    with run_place(folder / "run") as place:
+        look(config, place, storage.open(folder / "store"))
+
+
+def trees(sound: bytes) -> st.SearchStrategy[bytes]:
+    """Files of tensors whose tree, or whose tensors, are changed; their digest is right."""
+    import tempfile
+
+    import torch
+
+    from vcal_dist import tensorfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sound").write_bytes(sound)
+        tree = tensorfile.read(Path(folder) / "sound")
+    tensors = [torch.zeros(0), torch.zeros(3), torch.full((1, 3), torch.nan), torch.tensor(1), torch.ones(2, 2).bool()]
+    values = st.one_of(ODD, st.sampled_from(tensors))
+
+    def written(changed_tree: Any) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                tensorfile.write(Path(folder) / "changed", changed_tree)
+            except Exception:
+                return sound  # it is not a tree that can be written
+            return (Path(folder) / "changed").read_bytes()
+
+    return changed(tree, values).map(written)
+
+
+def posteriors() -> st.SearchStrategy[bytes]:
+    sound = (GOLDEN / "run" / "posterior.safetensors").read_bytes()
+    return st.one_of(trees(sound), trees(sound), damaged(sound))
+
+
+def read_posterior(data: bytes, folder: Path) -> None:
+    from vcal_dist.posterior import Posterior
+
+    (folder / "posterior.safetensors").write_bytes(data)
+    posterior = Posterior.load(folder)
+    posterior.sample(3, seed=0)
+    predicted = posterior.predict(np.array([[0.5]]))
+    assert np.isfinite(predicted.mean).all(), "it loads, and predicts what is not finite"
+
+
+def mixtures() -> st.SearchStrategy[dict[str, bytes]]:
+    sound = {
+        name: (GOLDEN / "mixture" / name).read_bytes() for name in ("mixture.json", "members/0/posterior.safetensors")
+    }
+    document = changed(json.loads(sound["mixture.json"])).map(lambda tree: json.dumps(tree).encode())
+    return st.one_of(document, damaged(sound["mixture.json"])).map(lambda data: {**sound, "mixture.json": data})
+
+
+def read_mixture(case: dict[str, bytes], folder: Path) -> None:
+    from vcal_dist.mixed import Averaged
+
+    _write_all(case, folder)
+    Averaged.load(folder).sample(3, seed=0)
+
+
+SETTINGS = {"fit.emulator.rate": 0.01}
+RESULT = {"state": "done", "reason": None, "rungs": [{"rung": 2, "budget": 9, "metric": 1.5, "seconds": 1.0}]}
+
+
+def trials() -> st.SearchStrategy[dict[str, bytes]]:
+    sound = {"settings.json": SETTINGS, "result.json": RESULT}
+
+    def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
+        plain = {key: json.dumps(value).encode() for key, value in sound.items()}
+        document = changed(sound[name]).map(lambda tree: json.dumps(tree).encode())
+        return st.one_of(document, damaged(plain[name])).map(lambda data: {**plain, name: data})
+
+    return st.sampled_from(list(sound)).flatmap(one)
+
+
+def read_trials(case: dict[str, bytes], folder: Path) -> None:
+    from jobs.sweeps import trial
+    from jobs.sweeps.outcome import ranked
+    from jobs.sweeps.settings import Sweep
+
+    sweep = Sweep.parse(
+        {**CONFIG, "output": str(folder), "sweep": {"trials": 1, "space": {"fit.emulator.rate": {"choice": [0.01]}}}}
+    )
+    _write_all(case, folder / "trials" / "0")
+    ranked(trial.read_trials(sweep))
+    trial.left(sweep)
+
+
+TARGETS: dict[str, Target] = {
+    "problem": Target(lambda: yaml_text(RICH), read_problem, 0.2),
+    "config": Target(lambda: yaml_text(CONFIG), read_config, 0.15),
+    "overrides": Target(overrides, read_overrides, 0.1),
+    "sweep": Target(lambda: yaml_text({**CONFIG, "sweep": {"trials": 3, "space": SPACE}}), read_sweep, 0.05),
+    "files": Target(lambda: _with_folder(files), read_source, 0.24),
+    "store": Target(lambda: _with_folder(lambda folder: stores(store_files(folder))), read_store, 0.1),
+    "run": Target(runs, read_run, 0.03),
+    "posterior": Target(posteriors, read_posterior, 0.05),
+    "mixture": Target(mixtures, read_mixture, 0.03),
+    "trials": Target(trials, read_trials, 0.05),
+}
+
+
+def _with_folder(make: Callable[[Path], st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return make(Path(folder))

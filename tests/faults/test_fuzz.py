@@ -1,0 +1,67 @@
+"""Whatever a file says, reading it ends soon, takes little memory, and raises the project's own errors only."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.faults.conftest import Tally, size
+from tests.faults.fuzz_kit import fair
+from tests.faults.fuzz_targets import TARGETS
+
+# Destructors of h5netcdf and SciPy fail for files that were never opened.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+SAMPLE, CASES = 300, size("FUZZ", 100_000)
+MEMORY = Path("/dev/shm")
+
+
+def fuzz(name: str, cases: int, tally: Tally, *, repeatable: bool) -> None:
+    """So many inputs; hypothesis makes the first one that fails as small as it can, and shows it."""
+    target = TARGETS[name]
+    tried = 0
+
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        derandomize=repeatable,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+        report_multiple_bugs=False,
+    )
+    @given(target.inputs())
+    def read(case: Any) -> None:
+        nonlocal tried
+        tried += 1
+        folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        try:
+            with fair(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of libraries, about what they read
+                target.read(case, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    failed = 1
+    try:
+        read()
+        failed = 0
+    finally:
+        tally.add(f"fuzzed: {name}", tried, tried - failed)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_sample_of_inputs(name: str, tally: Tally) -> None:
+    fuzz(name, max(8, int(SAMPLE * TARGETS[name].share)), tally, repeatable=True)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("name", TARGETS)
+def test_many_inputs(name: str, tally: Tally) -> None:
+    fuzz(name, int(CASES * TARGETS[name].share), tally, repeatable=False)
