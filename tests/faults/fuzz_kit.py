@@ -105,9 +105,9 @@ def changed(draw: st.DrawFn, sound: Tree, values: st.SearchStrategy[Any] = ODD, 
 
 
 SNIPPETS = [
-    "&a [1, 2]", "*a", "!!python/object/apply:os.system [true]", "!!int x", "? [a]\n: b", "<<: *a", "%YAML 2.0\n", "---\n",
-    "...\n", "\t", "\ufeff", "\x85", "'", '"', "{", "[", "# ", ": ", "- ", "a: 1\na: 2\n", "010", "1:30", "!!binary aGk=",
-    "!!set {a}",
+    "&a [1, 2]", "*a", "!!python/object/apply:os.system [true]", "!!int x", "? [a]\n: b", "<<: *a", "%YAML 2.0\n",
+    "---\n", "...\n", "\t", "\ufeff", "\x85", "'", '"', "{", "[", "# ", ": ", "- ", "a: 1\na: 2\n", "010", "1:30",
+    "!!binary aGk=", "!!set {a}",
 ]  # fmt: skip
 
 

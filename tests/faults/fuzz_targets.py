@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
     "store": "s.zarr",
     "output": "run",
     "seed": 1,
-    "model": {"discrepancy": "additive", "eta": {"features": {"features": 6}, "hidden": [2]}, "delta": {"amplitude": 0.1}},
+    "model": {"discrepancy": "additive", "eta": {"features": {"features": 6}, "hidden": [2]}, "free_kappa": False},
     "transforms": {"f": {"kind": "log"}},
     "fit": {"weights": "collapsed", "emulator": {"steps": 4, "rate": 0.1}, "theta": {"epochs": 2}, "start": {"k": 0.5}},
     "data": {"memory": "64 MB", "holdout": 0.1, "scheduler": "threads"},
