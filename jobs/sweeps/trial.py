@@ -18,8 +18,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import TypeAdapter
+
 from jobs.sweeps.settings import Sweep
 from storage.places import write_durably
+from storage.priors import Finite
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
 from vcal_dist.run_directory import held
@@ -42,8 +45,8 @@ class Rung:
 
     rung: int
     budget: int
-    metric: float
-    seconds: float | None  # that the training took, in one go
+    metric: Finite
+    seconds: Finite | None  # that the training took, in one go
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ class Trial:
         return self.rungs[-1] if self.rungs else None
 
 
+_TRIAL: TypeAdapter[Trial] = TypeAdapter(Trial)
+
+
 class Folder:
     """The files of a trial."""
 
@@ -84,17 +90,15 @@ class Folder:
         if not (self.path / SETTINGS).exists():
             return None
         try:
-            trial = Trial(self.number, dict(json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))))
+            plain = {"number": self.number, "settings": _read(self.path / SETTINGS)}
             if (self.path / RESULT).exists():
-                found = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
-                rungs = tuple(Rung(**rung) for rung in found["rungs"])
-                history = tuple(found.get("history", ()))
-                trial = replace(trial, state=found["state"], reason=found["reason"], rungs=rungs, history=history)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+                plain |= _read(self.path / RESULT)
+            return _checked(plain)
+        except (OSError, ValueError, RecursionError) as error:
+            why = " ".join(str(error).split())  # pydantic takes several lines
             raise ConfigError(
-                f"the trial in {self.path} is damaged ({error}); delete that directory, and it runs anew"
+                f"the trial in {self.path} is damaged ({why}); delete that directory, and it runs anew"
             ) from None
-        return trial
 
     def begin(self, settings: dict[str, Any]) -> Trial:
         """Writes down what is tried."""
@@ -197,6 +201,20 @@ def metric(sweep: Sweep, posterior: Posterior) -> float:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds {type(found).__name__}, not a mapping")  # noqa: TRY004 - as JSON's errors
+    return found
+
+
+def _checked(plain: dict[str, Any]) -> Trial:
+    trial = _TRIAL.validate_json(json.dumps(plain), strict=True)
+    if any("rates" not in segment for segment in trial.history):
+        raise ValueError("its history names no rates")
+    return trial
 
 
 def _json(value: Any) -> bytes:

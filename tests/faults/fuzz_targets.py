@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from hypothesis import strategies as st
 
 import storage
@@ -73,11 +74,10 @@ def read_problem(text: bytes, folder: Path) -> None:
 def read_config(text: bytes, folder: Path) -> None:
     from jobs.config import load
     from vcal_dist.config import Config
-    from vcal_dist.run_directory import as_yaml
 
     (folder / "config.yaml").write_bytes(text)
     config = load(folder / "config.yaml")
-    as_yaml(config.plain())
+    yaml.safe_dump(config.plain(), allow_unicode=True).encode()
     assert Config.parse(config.plain()) == config
 
 
@@ -230,8 +230,6 @@ def run_files() -> dict[str, bytes]:
 
 
 def runs() -> st.SearchStrategy[dict[str, bytes]]:
-    import yaml
-
     sound = run_files()
 
     def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
@@ -329,7 +327,7 @@ def trials() -> st.SearchStrategy[dict[str, bytes]]:
     def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
         plain = {key: json.dumps(value).encode() for key, value in sound.items()}
         document = changed(sound[name]).map(lambda tree: json.dumps(tree).encode())
-        return st.one_of(document, damaged(plain[name])).map(lambda data: {**plain, name: data})
+        return st.one_of(document, document, damaged(plain[name])).map(lambda data: {**plain, name: data})
 
     return st.sampled_from(list(sound)).flatmap(one)
 
