@@ -7,8 +7,10 @@ import gzip
 import io
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,9 @@ RICH = {
         {"name": "l", "bounds": [0.1, 9], "prior": {"family": "normal", "mean": 1, "sd": 2}},
     ],
 }
+
+
+Changed = tuple[str, bytes]  # the name of a file, and what it holds now
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ def sound_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def read_source(case: tuple[str, bytes], folder: Path) -> None:
+def read_source(case: Changed, folder: Path) -> None:
     name, data = case
     (folder / name).write_bytes(data)
     request = sources.Request("runs", layout.columns(parse_problem(PROBLEM), "runs"))
@@ -162,40 +167,49 @@ def read_source(case: tuple[str, bytes], folder: Path) -> None:
             pass
 
 
-def files(folder: Path) -> st.SearchStrategy[tuple[str, bytes]]:
-    cases = [st.tuples(st.just(name), damaged(data)) for name, data in sound_files(folder).items()]
+def files() -> st.SearchStrategy[Changed]:
+    with tempfile.TemporaryDirectory() as folder:
+        sound = sound_files(Path(folder))
+    cases = [one(sound, name) for name in sound]
     return st.one_of(*cases, st.tuples(st.just("runs.csv"), csv_text(["a", "b", "k", "f"])))
 
 
 # --- what the project writes ------------------------------------------------------------------------------------------
 
 
-def store_files(folder: Path) -> dict[str, bytes]:
-    store = storage.create(
-        folder / "s.zarr", RICH | {"calibration_inputs": PROBLEM["calibration_inputs"]}, chunk_rows=16
-    )
-    store.append_runs(*numbered(20))
-    x, _, y = numbered(5)
-    store.append_observations(x, y)
-    store.keep_run_count()
-    return {
-        str(path.relative_to(folder)): path.read_bytes() for path in (folder / "s.zarr").rglob("*") if path.is_file()
-    }
+@cache
+def store_files() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        problem = RICH | {"calibration_inputs": PROBLEM["calibration_inputs"]}
+        store = storage.create(folder / "s.zarr", problem, chunk_rows=16)
+        store.append_runs(*numbered(20))
+        x, _, y = numbered(5)
+        store.append_observations(x, y)
+        store.keep_run_count()
+        return _read_all(folder)
 
 
-def stores(sound: dict[str, bytes]) -> st.SearchStrategy[dict[str, bytes]]:
-    def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
-        if name.endswith(".json"):
-            document = changed(json.loads(sound[name])).map(lambda tree: json.dumps(tree).encode())
-            return st.one_of(document, document, damaged(sound[name])).map(lambda data: {**sound, name: data})
-        return damaged(sound[name]).map(lambda data: {**sound, name: data})
-
-    names = [name for name, data in sound.items() if data]
-    return st.sampled_from(["s.zarr/zarr.json"] * len(names) + names).flatmap(one)
+def stores() -> st.SearchStrategy[Changed]:
+    names = [name for name, data in store_files().items() if data]
+    return st.sampled_from(["s.zarr/zarr.json"] * len(names) + names).flatmap(lambda name: one(store_files(), name))
 
 
-def read_store(case: dict[str, bytes], folder: Path) -> None:
-    _write_all(case, folder)
+def one(sound: dict[str, bytes], name: str) -> st.SearchStrategy[Changed]:
+    """One file of several is changed, as suits it."""
+    data: st.SearchStrategy[bytes] = damaged(sound[name])
+    if name.endswith(".json"):
+        document = changed(json.loads(sound[name])).map(lambda tree: json.dumps(tree).encode())
+        data = st.one_of(document, document, data)
+    elif name.endswith(".yaml"):
+        data = st.one_of(yaml_text(yaml.safe_load(sound[name])), data)
+    elif name.endswith(".safetensors"):
+        data = st.one_of(trees(sound[name]), data)
+    return st.tuples(st.just(name), data)
+
+
+def read_store(case: Changed, folder: Path) -> None:
+    _write_all(store_files() | dict([case]), folder)
     store = storage.open(folder / "s.zarr")
     store.runs.read(0, min(store.runs.rows, 100))
     store.verify()
@@ -205,67 +219,54 @@ def read_store(case: dict[str, bytes], folder: Path) -> None:
         store.append_runs(*numbered(1, start=20))
 
 
-def _write_all(case: dict[str, bytes], folder: Path) -> None:
-    for name, data in case.items():
+def _read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _write_all(files: dict[str, bytes], folder: Path) -> None:
+    for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
 
 
-RUN = (
-    "config.yaml",
-    "rows.json",
-    "versions.json",
-    "metrics.csv",
-    "checkpoints/last.safetensors",
-    "posterior.safetensors",
-)
 METRICS = "step,phase,leg,batch,seconds,rows_per_second,wait_fraction,loss,emulator_error,theta.t\n" + "".join(
     f"{step},emulator,0,{step},{step / 10},100,0.1,{1 / step},0.5,1.0\n" for step in range(1, 6)
 )
 
 
+@cache
 def run_files() -> dict[str, bytes]:
-    sound = {name: (GOLDEN / "run" / name).read_bytes() for name in RUN if name != "metrics.csv"}
-    return {**sound, "metrics.csv": METRICS.encode()}
+    return _read_all(GOLDEN / "run") | {"metrics.csv": METRICS.encode()}
 
 
-def runs() -> st.SearchStrategy[dict[str, bytes]]:
-    sound = run_files()
-
-    def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
-        data: st.SearchStrategy[bytes] = damaged(sound[name])
-        if name.endswith((".json", ".yaml")):
-            data = st.one_of(yaml_text(yaml.safe_load(sound[name])), data)
-        elif name.endswith(".safetensors"):
-            data = st.one_of(trees(sound[name]), data)
-        without = {key: value for key, value in sound.items() if key != "posterior.safetensors"}
-        return st.tuples(st.sampled_from([sound, without]), data).map(lambda both: {**both[0], name: both[1]})
-
-    return st.sampled_from(RUN).flatmap(one)
+def runs() -> st.SearchStrategy[tuple[Changed, bool]]:
+    """One file of a run is changed; the posterior is there or is not yet."""
+    files = st.sampled_from(sorted(run_files())).flatmap(lambda name: one(run_files(), name))
+    return st.tuples(files, st.booleans())
 
 
-def read_run(case: dict[str, bytes], folder: Path) -> None:
+def read_run(case: tuple[Changed, bool], folder: Path) -> None:
     """`vcal inspect`, and what a resumed training looks at."""
+    from jobs.config import load
     from jobs.inspect_run import inspect_run
+    from vcal_dist.posterior import FILE
     from vcal_dist.run_directory import look
     from vcal_dist.run_place import run_place
 
-    _write_all(case, folder / "run")
+    (name, data), done = case
+    _write_all(run_files() | {name: data}, folder / "run")
+    if not done:
+        (folder / "run" / FILE).unlink()
     shutil.copytree(GOLDEN / "store", folder / "store")
     with contextlib.redirect_stdout(io.StringIO()):
         inspect_run(folder / "run", json=False)
-    from jobs.config import load
-
-    config = load(folder / "run" / "config.yaml")
-    config = config.model_copy(update={"store": "store"})
+    config = load(folder / "run" / "config.yaml").model_copy(update={"store": "store"})
     with run_place(folder / "run") as place:
         look(config, place, storage.open(folder / "store"))
 
 
 def trees(sound: bytes) -> st.SearchStrategy[bytes]:
     """Files of tensors whose tree, or whose tensors, are changed; their digest is right."""
-    import tempfile
-
     import torch
 
     from vcal_dist import tensorfile
@@ -302,46 +303,42 @@ def read_posterior(data: bytes, folder: Path) -> None:
     assert np.isfinite(predicted.mean).all(), "it loads, and predicts what is not finite"
 
 
-def mixtures() -> st.SearchStrategy[dict[str, bytes]]:
-    sound = {
-        name: (GOLDEN / "mixture" / name).read_bytes() for name in ("mixture.json", "members/0/posterior.safetensors")
-    }
-    document = changed(json.loads(sound["mixture.json"])).map(lambda tree: json.dumps(tree).encode())
-    return st.one_of(document, damaged(sound["mixture.json"])).map(lambda data: {**sound, "mixture.json": data})
+def mixtures() -> st.SearchStrategy[Changed]:
+    return one(_read_all(GOLDEN / "mixture"), "mixture.json")
 
 
-def read_mixture(case: dict[str, bytes], folder: Path) -> None:
+def read_mixture(case: Changed, folder: Path) -> None:
     from vcal_dist.mixed import Averaged
 
-    _write_all(case, folder)
+    _write_all(_read_all(GOLDEN / "mixture") | dict([case]), folder)
     Averaged.load(folder).sample(3, seed=0)
 
 
-SETTINGS = {"fit.emulator.rate": 0.01}
-RESULT = {"state": "done", "reason": None, "rungs": [{"rung": 2, "budget": 9, "metric": 1.5, "seconds": 1.0}]}
+TRIAL: dict[str, Any] = {
+    "settings.json": {"fit.emulator.rate": 0.01},
+    "result.json": {
+        "state": "done",
+        "reason": None,
+        "rungs": [{"rung": 2, "budget": 9, "metric": 1.5, "seconds": 1.0}],
+    },
+}
+TRIAL_FILES = {name: json.dumps(content).encode() for name, content in TRIAL.items()}
+SWEEP = {"trials": 1, "space": {"fit.emulator.rate": {"choice": [0.01]}}}
 
 
-def trials() -> st.SearchStrategy[dict[str, bytes]]:
-    sound = {"settings.json": SETTINGS, "result.json": RESULT}
-
-    def one(name: str) -> st.SearchStrategy[dict[str, bytes]]:
-        plain = {key: json.dumps(value).encode() for key, value in sound.items()}
-        document = changed(sound[name]).map(lambda tree: json.dumps(tree).encode())
-        return st.one_of(document, document, damaged(plain[name])).map(lambda data: {**plain, name: data})
-
-    return st.sampled_from(list(sound)).flatmap(one)
+def trials() -> st.SearchStrategy[Changed]:
+    return st.sampled_from(list(TRIAL)).flatmap(lambda name: one(TRIAL_FILES, name))
 
 
-def read_trials(case: dict[str, bytes], folder: Path) -> None:
+def read_trials(case: Changed, folder: Path) -> None:
     from jobs.sweeps import trial
-    from jobs.sweeps.outcome import ranked
+    from jobs.sweeps.outcome import ranked, row
     from jobs.sweeps.settings import Sweep
 
-    sweep = Sweep.parse(
-        {**CONFIG, "output": str(folder), "sweep": {"trials": 1, "space": {"fit.emulator.rate": {"choice": [0.01]}}}}
-    )
-    _write_all(case, folder / "trials" / "0")
-    ranked(trial.read_trials(sweep))
+    sweep = Sweep.parse({**CONFIG, "output": str(folder), "sweep": SWEEP})
+    _write_all(TRIAL_FILES | dict([case]), folder / "trials" / "0")
+    found = ranked(trial.read_trials(sweep))
+    json.dumps([row(trial) for trial in found])
     trial.left(sweep)
 
 
@@ -350,17 +347,10 @@ TARGETS: dict[str, Target] = {
     "config": Target(lambda: yaml_text(CONFIG), read_config, 0.15),
     "overrides": Target(overrides, read_overrides, 0.1),
     "sweep": Target(lambda: yaml_text({**CONFIG, "sweep": {"trials": 3, "space": SPACE}}), read_sweep, 0.05),
-    "files": Target(lambda: _with_folder(files), read_source, 0.24),
-    "store": Target(lambda: _with_folder(lambda folder: stores(store_files(folder))), read_store, 0.1),
+    "files": Target(files, read_source, 0.24),
+    "store": Target(stores, read_store, 0.1),
     "run": Target(runs, read_run, 0.03),
     "posterior": Target(posteriors, read_posterior, 0.05),
     "mixture": Target(mixtures, read_mixture, 0.03),
     "trials": Target(trials, read_trials, 0.05),
 }
-
-
-def _with_folder(make: Callable[[Path], st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        return make(Path(folder))
