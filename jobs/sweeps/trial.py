@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from jobs.sweeps.settings import Sweep
 from storage.places import write_durably
@@ -71,9 +71,6 @@ class Trial:
         return self.rungs[-1] if self.rungs else None
 
 
-_TRIAL: TypeAdapter[Trial] = TypeAdapter(Trial)
-
-
 class Folder:
     """The files of a trial."""
 
@@ -90,15 +87,17 @@ class Folder:
         if not (self.path / SETTINGS).exists():
             return None
         try:
-            plain = {"number": self.number, "settings": _read(self.path / SETTINGS)}
+            trial = Trial(self.number, dict(json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))))
             if (self.path / RESULT).exists():
-                plain |= _read(self.path / RESULT)
-            return _checked(plain)
-        except (OSError, ValueError, RecursionError) as error:
-            why = " ".join(str(error).split())  # pydantic takes several lines
+                found = json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+                rungs = tuple(Rung(**rung) for rung in found["rungs"])
+                history = tuple(found.get("history", ()))
+                trial = replace(trial, state=found["state"], reason=found["reason"], rungs=rungs, history=history)
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"the trial in {self.path} is damaged ({why}); delete that directory, and it runs anew"
+                f"the trial in {self.path} is damaged ({error}); delete that directory, and it runs anew"
             ) from None
+        return _sound(self.path, trial)
 
     def begin(self, settings: dict[str, Any]) -> Trial:
         """Writes down what is tried."""
@@ -119,6 +118,24 @@ class Folder:
         """Keeps the trial for one process; that of an interrupted sweep may take a while to end."""
         with held(self.path, PATIENCE, LOCK):
             yield
+
+
+_TRIAL: TypeAdapter[Trial] = TypeAdapter(Trial)
+
+
+def _sound(path: Path, trial: Trial) -> Trial:
+    """The trial, if its files hold what is written there, and not only what Python can hold."""
+    try:
+        checked = _TRIAL.validate_json(json.dumps(asdict(trial)), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"the trial in {path} is damaged ({where}: {first['msg']}); delete that directory, and it runs again"
+        ) from None
+    if any("rates" not in segment for segment in checked.history):
+        raise ConfigError(f"the trial in {path} is damaged (its history names no rates); delete that directory")
+    return checked
 
 
 def read_trials(sweep: Sweep) -> list[Trial]:
@@ -201,20 +218,6 @@ def metric(sweep: Sweep, posterior: Posterior) -> float:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds {type(found).__name__}, not a mapping")  # noqa: TRY004 - as JSON's errors
-    return found
-
-
-def _checked(plain: dict[str, Any]) -> Trial:
-    trial = _TRIAL.validate_json(json.dumps(plain), strict=True)
-    if any("rates" not in segment for segment in trial.history):
-        raise ValueError("its history names no rates")
-    return trial
 
 
 def _json(value: Any) -> bytes:

@@ -57,8 +57,9 @@ Changed = tuple[str, bytes]  # the name of a file, and what it holds now
 
 @dataclass(frozen=True)
 class Target:
-    """Inputs, and what reads one in an empty folder. `share` is how many of all cases it gets."""
+    """Sound inputs, changed ones, and what reads one in an empty folder. `share` is how many of all cases it gets."""
 
+    sound: Callable[[], list[Any]]
     inputs: Callable[[], st.SearchStrategy[Any]]
     read: Callable[[Any, Path], None]
     share: float
@@ -121,8 +122,14 @@ def overrides() -> st.SearchStrategy[list[str]]:
 # --- files of runs ----------------------------------------------------------------------------------------------------
 
 
-def sound_files(folder: Path) -> dict[str, bytes]:
+@cache
+def sound_files() -> dict[str, bytes]:
     """The same few rows in every format."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _written(Path(folder))
+
+
+def _written(folder: Path) -> dict[str, bytes]:
     import h5py
     import pyarrow as pa
     import pyarrow.parquet
@@ -168,9 +175,7 @@ def read_source(case: Changed, folder: Path) -> None:
 
 
 def files() -> st.SearchStrategy[Changed]:
-    with tempfile.TemporaryDirectory() as folder:
-        sound = sound_files(Path(folder))
-    cases = [one(sound, name) for name in sound]
+    cases = [one(sound_files(), name) for name in sound_files()]
     return st.one_of(*cases, st.tuples(st.just("runs.csv"), csv_text(["a", "b", "k", "f"])))
 
 
@@ -342,15 +347,20 @@ def read_trials(case: Changed, folder: Path) -> None:
     trial.left(sweep)
 
 
+def _as_text(plain: Any) -> Callable[[], list[bytes]]:
+    return lambda: [json.dumps(plain).encode()]
+
+
+TRIED = {**CONFIG, "sweep": {"trials": 3, "space": SPACE}}
 TARGETS: dict[str, Target] = {
-    "problem": Target(lambda: yaml_text(RICH), read_problem, 0.2),
-    "config": Target(lambda: yaml_text(CONFIG), read_config, 0.15),
-    "overrides": Target(overrides, read_overrides, 0.1),
-    "sweep": Target(lambda: yaml_text({**CONFIG, "sweep": {"trials": 3, "space": SPACE}}), read_sweep, 0.05),
-    "files": Target(files, read_source, 0.24),
-    "store": Target(stores, read_store, 0.1),
-    "run": Target(runs, read_run, 0.03),
-    "posterior": Target(posteriors, read_posterior, 0.05),
-    "mixture": Target(mixtures, read_mixture, 0.03),
-    "trials": Target(trials, read_trials, 0.05),
+    "problem": Target(_as_text(RICH), lambda: yaml_text(RICH), read_problem, 0.2),
+    "config": Target(_as_text(CONFIG), lambda: yaml_text(CONFIG), read_config, 0.15),
+    "overrides": Target(lambda: [["fit.emulator.steps=3", "seed=2"]], overrides, read_overrides, 0.1),
+    "sweep": Target(_as_text(TRIED), lambda: yaml_text(TRIED), read_sweep, 0.05),
+    "files": Target(lambda: list(sound_files().items()), files, read_source, 0.24),
+    "store": Target(lambda: list(store_files().items())[:1], stores, read_store, 0.1),
+    "run": Target(lambda: [(next(iter(run_files().items())), done) for done in (True, False)], runs, read_run, 0.03),
+    "posterior": Target(lambda: [run_files()["posterior.safetensors"]], posteriors, read_posterior, 0.05),
+    "mixture": Target(lambda: [next(iter(_read_all(GOLDEN / "mixture").items()))], mixtures, read_mixture, 0.03),
+    "trials": Target(lambda: [next(iter(TRIAL_FILES.items()))], trials, read_trials, 0.05),
 }

@@ -56,6 +56,14 @@ def fuzz(name: str, cases: int, tally: Tally, *, repeatable: bool) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
+def test_what_is_sound_is_read(name: str, tmp_path: Path) -> None:
+    """A reader that refuses everything would pass the other tests."""
+    for number, case in enumerate(TARGETS[name].sound()):
+        (tmp_path / str(number)).mkdir()
+        TARGETS[name].read(case, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("name", TARGETS)
 def test_a_sample_of_inputs(name: str, tally: Tally) -> None:
     fuzz(name, max(8, int(SAMPLE * TARGETS[name].share)), tally, repeatable=True)
 
