@@ -6,16 +6,25 @@ INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gpu lint format clean
+.PHONY: help demo test test-faults test-gpu lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/installed ## install, then run the main job on the borehole example
 	$(BIN)/vcal demo
 
 test: lint ## install with the test extras, then lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
+
+# Smaller: make test-faults KILLS=50 KILLED_TRAININGS=10 FUZZ=2000; one part: make test-faults FAULTS=tests/faults/test_kills.py
+KILLS ?= 1000
+KILLED_TRAININGS ?= 200
+FUZZ ?= 100000
+FAULTS ?= tests
+test-faults: $(VENV)/installed-test ## every failing system call, kills by the thousand, fuzzing: takes hours
+	OMP_NUM_THREADS=1 VCAL_FAULTS_KILLS=$(KILLS) VCAL_FAULTS_KILLED_TRAININGS=$(KILLED_TRAININGS) VCAL_FAULTS_FUZZ=$(FUZZ) \
+		$(BIN)/python -m pytest -m faults $(FAULTS)
 
 test-gpu: $(VENV)/installed-test ## on a machine with CUDA: equivalence tests on all its GPUs, and the benchmark
 	@$(BIN)/python -c 'import sys, torch; n = torch.cuda.device_count(); print(n, "CUDA device(s), torch", torch.__version__); sys.exit(n == 0 and "no CUDA device is visible to torch; install a CUDA build of torch into $(VENV), or use make test" or 0)'

@@ -109,9 +109,16 @@ def _names(path: Path, words: tuple[str, ...]) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are deselected where there is none; those that wait for a cluster, the longest, come first."""
+    """Tests that wait for a cluster, the longest, come first.
+
+    Deselected are those marked `gpu` where there is none, and those marked `faults`, which take hours, unless the
+    command line names that mark.
+    """
     items.sort(key=lambda item: not _names(item.path, CLUSTERS))
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not _has_gpu():
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
+    left = marked if marked and not _has_gpu() else []
+    if "faults" not in config.option.markexpr:
+        left = [*left, *(item for item in items if item.get_closest_marker("faults"))]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]

@@ -7,8 +7,8 @@ that another one would have become. The name as it was stands in the attribute `
 
 from __future__ import annotations
 
+import io
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -20,15 +20,12 @@ from numpy.typing import ArrayLike
 
 from storage.errors import StoreError
 from storage.places import LocalPlace
-from storage.room import check_file_size
 from vcal_dist.errors import ModelError
 
 if TYPE_CHECKING:
     import arviz
 
     from vcal_dist.answers import Answers
-
-HEADERS = 2**18  # bytes of the file beside its numbers
 
 
 def import_arviz() -> Any:
@@ -75,18 +72,26 @@ def to_inference_data(
 
 
 def write_netcdf(path: Path, data: arviz.InferenceData) -> None:
-    """Replaces a file in one step, like `tensorfile.write`."""
-    with tempfile.TemporaryDirectory() as folder:
-        # HDF5 ends the process where it cannot write.
-        check_file_size(
-            folder, 2 * sum(group.nbytes for group in data.values()) + HEADERS, "posterior.nc, made below TMPDIR,"
-        )
-        data.to_netcdf(str(Path(folder) / path.name), engine="h5netcdf")
-        content = (Path(folder) / path.name).read_bytes()
+    """Replaces a file in one step, like `tensorfile.write`.
+
+    HDF5 writes into memory: where a disk fails below it, it raises several kinds of errors, or ends the process.
+    """
+    content, tree = io.BytesIO(), data.to_datatree()  # type: ignore[no-untyped-call]
+    packed = {
+        f"/{group}": {
+            name: {"zlib": True} for name, values in tree[group].dataset.variables.items() if _is_number(values)
+        }
+        for group in tree.children
+    }
+    tree.to_netcdf(content, engine="h5netcdf", encoding=packed)
     try:
-        LocalPlace(path.parent).replace(path.name, content, "")
+        LocalPlace(path.parent).replace(path.name, content.getvalue(), "")
     except StoreError as error:
         raise ModelError(str(error)) from error
+
+
+def _is_number(values: Any) -> bool:
+    return values.dtype.kind in "biuf"
 
 
 def variable_names(names: Sequence[str]) -> list[str]:

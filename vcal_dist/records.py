@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from storage.places import write_durably
 from vcal_dist.datamodule import StoreData
+from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame
 from vcal_dist.metrics import METRICS, read_metrics
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import learned_theta
 
+BOARD = "tensorboard"
 RECORDS = 50  # of a stage, at least where it has so many steps: fewer cannot tell whether its loss has settled
 COLUMNS = ["step", "phase", "leg", "batch", "seconds", "rows_per_second", "wait_fraction", "loss", "emulator_error"]
 
@@ -54,10 +58,12 @@ class Records(Callback):
         writer = csv.DictWriter(text, columns)
         writer.writeheader()
         writer.writerows(kept)
-        write_durably(path, text.getvalue().encode())  # in one step: a crash here must not lose what was recorded
-        self._file = path.open("a", encoding="utf-8", newline="")
+        with _writing(path):
+            write_durably(path, text.getvalue().encode())  # in one step: a crash here must not lose what was recorded
+            self._file = path.open("a", encoding="utf-8", newline="")
         self._writer = csv.DictWriter(self._file, columns)
-        self._board = SummaryWriter(str(self.directory / "tensorboard"), purge_step=step + 1)
+        with _writing(self.directory / BOARD):
+            self._board = SummaryWriter(str(self.directory / BOARD), purge_step=step + 1)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -95,14 +101,16 @@ class Records(Callback):
             values = module.model.prior.theta(theta.double()).tolist()
             self.latest |= {f"theta.{name}": value for name, value in zip(self.parameters, values, strict=True)}
         self._mark, self.rows = now, 0.0
-        if self._file is not None:
+        if self._file is not None and self.directory is not None:
             row = {k: v if isinstance(v, str | int) else f"{v:.6g}" for k, v in self.latest.items() if v is not None}
             row["seconds"] = f"{self._offset + self.latest['seconds']:.3f}"
-            self._writer.writerow(row)
-            self._file.flush()
-            for name, value in self.latest.items():
-                if isinstance(value, float) and math.isfinite(value):
-                    self._board.add_scalar(f"{phase.name}/{name}".replace(" ", "_"), value, schedule.steps)
+            with _writing(self.directory / METRICS):
+                self._writer.writerow(row)
+                self._file.flush()
+            with _writing(self.directory / BOARD):
+                for name, value in self.latest.items():
+                    if isinstance(value, float) and math.isfinite(value):
+                        self._board.add_scalar(f"{phase.name}/{name}".replace(" ", "_"), value, schedule.steps)
 
     def _emulator_error(self, module: CalibrationModule) -> float | None:
         """Found anew as long as runs are read, which is what changes it; afterwards it stays as it is."""
@@ -113,15 +121,34 @@ class Records(Callback):
         return self._error
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Closes the files."""
-        if self._file is not None:
-            self._file.close()
-            self._board.close()
-            self._file = None
+        """Closes the files, each also if the other cannot be."""
+        file, board, self._file, self._board = self._file, self._board, None, None
+        if self.directory is None or file is None:
+            return
+        try:
+            with _writing(self.directory / METRICS):
+                file.close()
+        finally:
+            if board is not None:
+                with _writing(self.directory / BOARD):
+                    board.close()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        """Likewise: after an exception, Lightning tears nothing down."""
-        self.teardown(trainer, module, "fit")
+        """Likewise: after an exception, Lightning tears nothing down. What cannot be closed now is no news."""
+        with contextlib.suppress(ModelError):
+            self.teardown(trainer, module, "fit")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """An error of the disk names the file and the cure."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(
+            f"cannot write {path}: {error.strerror or error}; make room or choose another output; the same command "
+            "resumes from the last checkpoint"
+        ) from error
 
 
 def records_until(directory: Path, step: int) -> list[dict[str, str]]:

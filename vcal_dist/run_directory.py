@@ -92,6 +92,11 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
         compare(run / CONFIG, config.plain(), f"the run in {run}")
     rows = (store.runs.rows, store.observations.rows)
     if not (run / ROWS).exists():
+        if (run / CHECKPOINTS / LAST).exists():  # it would be written over
+            raise ConfigError(
+                f"the run in {run} has a checkpoint but no {ROWS}: it is of another version, or that file was lost; "
+                f"use that version, bring the file back, or delete {run} to start from scratch"
+            )
         return Before(rows, None)
     rows, now = read_rows(run / ROWS), rows
     for name, before, found in zip(("runs", "observations"), rows, now, strict=True):

@@ -11,15 +11,19 @@ Nothing here needs Ray. A trial that was interrupted goes on from its own files.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from jobs.sweeps.settings import Sweep
 from storage import documents
 from storage.places import write_durably
+from storage.priors import Finite
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
 from vcal_dist.run_directory import held
@@ -42,8 +46,8 @@ class Rung:
 
     rung: int
     budget: int
-    metric: float
-    seconds: float | None  # that the training took, in one go
+    metric: Finite
+    seconds: Finite | None  # that the training took, in one go
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Folder:
                 trial = replace(trial, state=found["state"], reason=found["reason"], rungs=rungs, history=history)
         except (TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{self.path / RESULT} is damaged ({error}); {cure}") from None
-        return trial
+        return _sound(self.path, trial)
 
     def begin(self, settings: dict[str, Any]) -> Trial:
         """Writes down what is tried."""
@@ -114,6 +118,24 @@ class Folder:
         """Keeps the trial for one process; that of an interrupted sweep may take a while to end."""
         with held(self.path, PATIENCE, LOCK):
             yield
+
+
+_TRIAL: TypeAdapter[Trial] = TypeAdapter(Trial)
+
+
+def _sound(path: Path, trial: Trial) -> Trial:
+    """The trial, if its files hold what is written there, and not only what Python can hold."""
+    try:
+        checked = _TRIAL.validate_json(json.dumps(asdict(trial)), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"the trial in {path} is damaged ({where}: {first['msg']}); delete that directory, and it runs again"
+        ) from None
+    if any("rates" not in segment for segment in checked.history):
+        raise ConfigError(f"the trial in {path} is damaged (its history names no rates); delete that directory")
+    return checked
 
 
 def read_trials(sweep: Sweep) -> list[Trial]:

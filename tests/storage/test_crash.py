@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -14,25 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray
 
 import storage
 from storage.errors import StoreError
 from storage.problem import parse_problem
 from storage.store import Store
+from tests.faults.kill_kit import kill, start
 from tests.storage.conftest import PROBLEM, numbered
-
-KILLS = 60
-
-
-def write_for_ever(url: str, seed: int, report: Connection) -> None:
-    """Appends pieces of numbered rows until killed, and says after each how many rows it has committed."""
-    pieces = random.Random(seed)
-    store = storage.open(url)
-    while True:
-        start = store.refresh().runs.rows
-        store.append_runs(*numbered(pieces.randint(1, 60), start=start))
-        report.send(store.runs.rows)
 
 
 def ingest_all(files: list[str], url: str, report: Connection) -> None:
@@ -47,61 +31,6 @@ def hold_the_lock(url: str, report: Connection) -> None:
         writer.arrays["x"][writer.start : writer.start + 5] = 1.0
         report.send(writer.start)
         time.sleep(600)
-
-
-def start(target: Callable[..., None], *arguments: object) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    """A real process of its own; the fork server has imported what it needs, so that many are cheap."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["storage.store", "storage.chunks", __name__])
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(*arguments, send), daemon=True)
-    process.start()
-    send.close()
-    return process, receive
-
-
-def kill(process: multiprocessing.process.BaseProcess) -> None:
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError):  # it may have come to its end
-        os.kill(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def reports(receive: Connection) -> list[int]:
-    found = []
-    while receive.poll():
-        try:
-            found.append(receive.recv())
-        except EOFError:
-            break
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_sixty_killed_writers_lose_nothing(make_store: Callable[..., Store]) -> None:
-    store = make_store(runs=0)
-    moments = random.Random(0)
-    committed, torn = 0, 0
-    for attempt in range(KILLS):
-        process, receive = start(write_for_ever, store.url, attempt)
-        assert receive.poll(60), "the lock of a killed writer is not free"
-        time.sleep(moments.random() * 0.08)
-        kill(process)
-        said = [committed, *reports(receive)]
-        found = storage.open(store.url)
-        assert found.runs.rows >= max(said), "a committed row was lost"
-        for name, expected in zip("xtz", numbered(found.runs.rows), strict=True):
-            np.testing.assert_array_equal(found.runs.read()[name], expected)
-        assert xarray.open_zarr(store.url, group="runs").sizes["run"] == found.runs.rows
-        written = max(int(f.name.split(".")[1]) for f in Path(store.url).glob("runs/x/c.*.0"))
-        torn += written >= found.runs.blocks or any(Path(store.url).glob("runs/*/*.partial"))
-        committed = found.runs.rows
-    assert store.refresh().verify() == []
-    assert committed > KILLS
-    assert torn > 0, "no kill fell into the middle of an append: the test has lost its point"
-    store.append_runs(*numbered(1, start=committed))
-    assert not list(Path(store.url).rglob("*.partial")), "what killed writers left is swept away"
 
 
 @pytest.mark.slow

@@ -667,6 +667,15 @@ def test_arviz_reads_the_draws_beside_the_posterior(kit: Any, tmp_path: Path) ->
         assert values.std() == pytest.approx(prior.sd, rel=5 / math.sqrt(8000))
 
 
+def test_draws_are_written_nowhere_but_beside_the_posterior(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5 on a full temporary directory raised RuntimeError, or ended the process."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "is not there"))
+    posterior(kit).save(tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["posterior.nc", FILE]
+
+
 def test_a_log_likelihood_goes_with_its_draws(kit: Any) -> None:
     found = posterior(kit)
     values = np.random.default_rng(0).normal(size=(50, 7))
