@@ -16,10 +16,11 @@ import numpy as np
 import zarr
 from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
-from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import LocalStore
 
+from storage.bounded_zstd import BoundedZstd
 from storage.errors import DamagedChunk, StoreError
 from storage.room import because
 
@@ -41,8 +42,8 @@ class ChunkReader:
         codecs = array.metadata.codecs  # type: ignore[union-attr]  # a store is Zarr v3
         self.sharded = isinstance(codecs[0], ShardingCodec)
         kinds = [type(codec) for codec in codecs]
-        plain = kinds in ([BytesCodec, Crc32cCodec], [BytesCodec, ZstdCodec, Crc32cCodec])
-        self.compressed = ZstdCodec in kinds
+        plain = kinds in ([BytesCodec, Crc32cCodec], [BytesCodec, BoundedZstd, Crc32cCodec])
+        self.compressed = BoundedZstd in kinds
         self._folder: Path | None = None
         if plain and isinstance(array.store, LocalStore):
             self._folder = array.store.root / array.path

@@ -48,7 +48,6 @@ Name = Annotated[
     StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^/\\\n\r\t]+$"),
     AfterValidator(_one_line),
 ]
-Line = Annotated[str, AfterValidator(_one_line)]
 Lines = Annotated[str, AfterValidator(_lines)]
 
 T = TypeVar("T")
@@ -61,7 +60,7 @@ class Variable(Strict):
     """A named column with its unit and its meaning."""
 
     name: Name
-    unit: Line = ""
+    unit: Lines = ""
     description: Lines = ""
 
 

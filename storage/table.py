@@ -6,14 +6,17 @@ A block is what one file of each array holds: the unit of reading, shuffling and
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import StorePath
 
+from storage.bounded_zstd import bounded
 from storage.chunks import ChunkReader, ZarrArray
 from storage.layout import TABLES
 from storage.problem import RUN, Column
@@ -28,7 +31,9 @@ def open_array(store: ZarrStore, path: str, metadata: dict[str, Any]) -> ZarrArr
     """An array with exactly this metadata, whatever stands in its own file."""
     # Every chunk is written, also one that equals the fill value: a chunk without a file is a lost chunk.
     config = {"write_empty_chunks": True}
-    return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=StorePath(store, path), config=config))  # type: ignore[call-overload]
+    parsed = ArrayV3Metadata.from_dict(metadata)
+    parsed = dataclasses.replace(parsed, codecs=bounded(parsed.codecs))
+    return zarr.Array(zarr.AsyncArray(metadata=parsed, store_path=StorePath(store, path), config=config))  # type: ignore[call-overload]
 
 
 class Table:

@@ -41,7 +41,8 @@ class SourceFile:
     format: Format
 
     def __str__(self) -> str:
-        return self.name
+        """The name for messages and provenance; bytes that are not UTF-8 are escaped, since no text can hold them."""
+        return self.name.encode(errors="backslashreplace").decode()
 
     @property
     def remote(self) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import storage
@@ -117,3 +121,25 @@ def test_appending_to_a_damaged_chunk_says_so(make_store: Callable[..., Store]) 
     with pytest.raises(DamagedChunk, match=r"runs/t/c\.1\.0 \(rows 16 to 20\)"):
         store.append_runs(*numbered(1, start=20))
     assert storage.open(store.url).runs.rows == 20
+
+
+@pytest.mark.parametrize("shard_rows", [None, 48])
+def test_a_chunk_that_stands_for_gigabytes_is_damaged(make_store: Callable[..., Store], shard_rows: int | None) -> None:
+    """Its checksums are right: whoever crafts a chunk can write them."""
+    compressed = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(compressed, "zstd") as stream:
+        for _ in range(200):
+            stream.write(bytes(1 << 20))
+    chunk = with_checksum(compressed.getvalue().to_pybytes())
+    assert len(chunk) < 10_000
+    store = make_store(runs=100, **({} if shard_rows is None else {"shard_rows": shard_rows}))
+    index = with_checksum(struct.pack("<6Q", *[0, len(chunk)] * 3)) if shard_rows else b""
+    (Path(store.url) / "runs" / "x" / "c.0.0").write_bytes(chunk + index)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DamagedChunk, match=r"c\.0\.0"):
+        store.runs.read_block(0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def with_checksum(data: bytes) -> bytes:
+    return data + int(google_crc32c.value(data)).to_bytes(4, "little")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import random
 import resource
 import shutil
@@ -216,3 +217,12 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path: Path, name: str) -> Non
     path, text = tmp_path / name, b"a,b,k,f\n1,2,3,4\n" + b"1" * (40 << 20)
     path.write_bytes(gzip.compress(text, 1) if name.endswith("gz") else text)
     assert "a line of more than 8 MiB" in refused(path)
+
+
+def test_a_file_whose_name_is_not_utf8_is_ingested(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.csv"))
+    path.write_bytes(csv_bytes())
+    storage.ingest(parse_problem(PROBLEM), runs=[path], store=tmp_path / "s.zarr")
+    store = storage.open(tmp_path / "s.zarr")
+    assert store.runs.rows == ROWS
+    assert store.provenance["sources"][0]["file"].endswith("a\\udcff.csv")
