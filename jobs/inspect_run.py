@@ -93,7 +93,7 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
         },
         "problem": None if problem is None else problem.model_dump(mode="json"),
         "priors": {} if problem is None else {v.name: str(v.prior) for v in problem.calibration_inputs},
-        "rows": sound(lambda: _mapping(run / ROWS)) if (run / ROWS).is_file() else None,
+        "rows": sound(lambda: _counts(run / ROWS)) if (run / ROWS).is_file() else None,
         "posterior": None if posterior is None else _posterior(posterior, run),
         "stages": stages(run),
         "versions": sound(lambda: _mapping(run / VERSIONS)),
@@ -151,6 +151,16 @@ def _mapping(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise ModelError(f"{path} is not what was written: it holds no mapping")
+    return found
+
+
+def _counts(path: Path) -> dict[str, Any]:
+    """Of a table's rows, by its name."""
+    from vcal_dist.errors import ModelError
+
+    found = _mapping(path)
+    if not all(isinstance(count, int) for count in found.values()):
+        raise ModelError(f"{path} is not what was written: it holds something else than numbers of rows")
     return found
 
 

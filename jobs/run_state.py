@@ -103,11 +103,12 @@ def read_config(run: Path) -> Config:
 
     path = run / CONFIG
     try:
-        return Config.parse(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {because(error)}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    return Config.parse(found, str(path))
 
 
 def time_of(path: Path) -> str:

@@ -254,7 +254,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {because(error)}") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged; bring it back, or delete {path.parent} to begin anew")

@@ -259,6 +259,6 @@ def _chosen(
 def _versions(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
     try:
         found = json.loads((run / VERSIONS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         found = record.get("versions")
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
