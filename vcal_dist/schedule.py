@@ -137,6 +137,8 @@ class Schedule:
         """Goes on from a state, wherever its tensors are; raises `Malformed` if it is none of such a training."""
         try:
             self._load(moved(state, self.work.device))
+        except torch.OutOfMemoryError:  # which says nothing of the file
+            raise
         except MISFITS as error:  # it is a file's, and may say anything
             raise Malformed(f"it does not fit this training: {error}") from error
 

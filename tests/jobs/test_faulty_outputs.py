@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "problem.yaml").write_text(yaml.safe_dump(problem().model_dump(mode="json")))
     rows = "".join(f"{i / 5000:.4f},0.2,{i * 7 % 5000 / 5000:.4f},{i}\n" for i in range(5000))
     (found / "runs.csv").write_text(f"x,t1,t2,f0\n{rows}")
-    (found / "x.csv").write_text("x\n" + "".join(f"{i / 4000}\n" for i in range(4000)))
+    (found / "x.csv").write_text("x\n" + "".join(f"{i / 2000}\n" for i in range(2000)))
     (found / "file").write_text("x")
     (found / "closed").mkdir()
     main_of(["train", str(found / "c.yaml")])
