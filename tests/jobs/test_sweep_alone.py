@@ -239,3 +239,23 @@ def test_a_result_is_counted_once_and_in_its_own_rung_whatever_came_before(tmp_p
     rungs.on_trial_complete(None, trial, result)
     counted = {milestone: list(recorded.values()) for milestone, recorded in rungs._brackets[0]._rungs}
     assert counted == {1: [-5.0], 3: [7.0], 9: []}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"state": None}, "state"),
+        ({"rungs": [{"rung": 0, "budget": 1, "metric": "high", "seconds": 1.0}]}, "metric"),
+        ({"history": [{}]}, "rates"),
+    ],
+)
+def test_a_trial_that_says_what_is_never_written_is_refused(
+    tmp_path: Path, store: Path, changed: dict[str, Any], told: str
+) -> None:
+    tried = Sweep.parse(yaml.safe_load(written(tmp_path, store, trials=4).read_text()))
+    folder = Folder(tried, 0)
+    folder.begin({"fit.emulator.rate": 0.01})
+    sound = {"state": "running", "reason": None, "rungs": []}
+    (folder.path / "result.json").write_text(json.dumps(sound | changed), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"the trial in .*/trials/0 is damaged \(.*{told}"):
+        folder.read()
