@@ -15,8 +15,18 @@ from typing import Any, NamedTuple
 
 from vcal_dist.errors import ConfigError
 
-# Said by Ray for its developers; both only have an effect before Ray is imported.
-QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0"}
+# Lines of Ray's and torch's processes that help nobody. Without a dashboard the first comes every second.
+NOISE = (
+    "Failed to query Ray Train Controller actor state",
+    "has constructor arguments in the object store and max_restarts",
+    "hostname of the client socket cannot be retrieved",
+)
+# Said by Ray for its developers; all have an effect only before Ray is imported.
+QUIET = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "|".join(NOISE),
+}
 CONNECT_SECONDS = 5.0  # Ray tries for minutes
 BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # where `ray up` leaves the cluster's file on its head
 Node = tuple[float, float]  # CPUs and GPUs
@@ -128,6 +138,23 @@ def _unreachable(address: str, why: str) -> ConfigError:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def head_address() -> str:
+    """Where the head of the cluster listens, as host:port."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def answers(address: str) -> bool:
+    """Whether something listens at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def capacity() -> Capacity:

@@ -8,27 +8,27 @@ and the store: on a shared file system, or at URLs.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import socket
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from jobs.config import resolve
-from jobs.ray_cluster import Capacity, capacity
+from jobs.ray_cluster import Capacity, answers, capacity, head_address
+from jobs.ray_worker import MARK, STARTED, STOP, Meeting, Watch, raise_what_was_met, work
 from jobs.stopping import run_until_told
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError, Diverged, ModelError, Preempted
+from vcal_dist.errors import ConfigError, Disconnected, ModelError, Preempted
 from vcal_dist.posterior import FILE, Posterior
 from vcal_dist.run_directory import refuse_held
 from vcal_dist.run_place import SCRATCH, RunPlace, run_place
 from vcal_dist.training import Say, look_ahead
 
-MARK, STARTED = "mark", "started"  # files of the driver and of the processes, by which they know of each other
-STOP = "stop"  # a file that tells the processes to write a checkpoint and end
-ERROR = "error.json"  # what training itself has met, beside Ray's own files: starting anew would only meet it again
+HEAD_SECONDS = 30.0  # half of what Ray waits for its head
+SAY_SECONDS = 30.0  # between words about what is waited for
+START_TIMEOUT = 900.0  # seconds; nodes that an autoscaler brings take minutes
 
 
 def train_on_ray(
@@ -38,13 +38,15 @@ def train_on_ray(
     gpus_per_worker: float | None = None,
     cpus_per_worker: int | None = None,
     retries: int = 3,
+    start_timeout: float = START_TIMEOUT,
     progress: bool = True,
     say: Say = lambda _: None,
 ) -> Posterior:
     """The posterior that a configuration asks for, trained by so many processes (least, most) on the cluster.
 
     There must be a connection to Ray. Without numbers, each process gets a GPU where the cluster has some and training
-    may use them, and an even share of the CPUs.
+    may use them, and an even share of the CPUs. The cluster has `start_timeout` seconds to make room for the processes,
+    at first and whenever a node is lost.
     """
     config = resolve(config)  # processes of Ray's have another working directory
     with run_place(config.output) as place:
@@ -56,26 +58,60 @@ def train_on_ray(
         wanted = f"{_count(workers)} on Ray with {resources['CPU']:g} CPU and {resources['GPU']:g} GPU each"
         say(wanted)
         with attempt(place) as scratch:
-
-            def notice() -> None:
-                with contextlib.suppress(Exception):  # the next look will tell
-                    if not place.files.exists(f"{scratch}/{STARTED}"):
-                        say(f"still waiting for {wanted}; `ray status` tells what the cluster does")
-
+            waiting = _Waiting(wanted, start_timeout, lambda: bool(place.files.exists(f"{scratch}/{STARTED}")), say)
             try:
                 trainer = _trainer(config, place, scratch, workers, resources, retries, progress)
                 run_until_told(
                     partial(_fit, trainer, place, scratch, retries),
                     lambda: place.files.pipe_file(f"{scratch}/{STOP}", b""),
                     place.url,
-                    notice,
+                    waiting.look,
                 )
             except Preempted:
                 if not place.has(FILE):  # else it came too late
                     raise
-            _raise_what_was_met(place, scratch)
+            raise_what_was_met(place, scratch)
         place.fetch()
         return Posterior.load(place.path)
+
+
+class _Waiting:
+    """For processes that have no room yet: says so now and then, and gives up in the end."""
+
+    def __init__(self, wanted: str, timeout: float, running: Callable[[], bool], say: Say) -> None:
+        self.wanted, self.timeout, self.running, self.say = wanted, timeout, running, say
+        self._since = self._said = self._heard = time.monotonic()
+        self.head = head_address()
+
+    def look(self) -> None:
+        """Raises once they had no room for too long. (Ray itself would wait for ever.)"""
+        now = time.monotonic()
+        self._look_at_head(now)
+        try:
+            running = self.running()
+        except Exception:  # an object store that does not answer now: the next look will tell
+            return
+        if running:
+            self._since = self._said = now
+        elif now - self._since > self.timeout:
+            raise Disconnected(
+                f"the Ray cluster has not started {self.wanted} in {self.timeout:g} s (--start-timeout): it has no "
+                "room for them, or has lost a node; the same command goes on from the last checkpoint once there is "
+                "room, at once with fewer --workers, and by itself with a range such as --workers 1:2"
+            )
+        elif now - self._said > SAY_SECONDS:
+            self._said = now
+            self.say(f"still waiting for {self.wanted}; `ray status` tells what the cluster does")
+
+    def _look_at_head(self, now: float) -> None:
+        """Raises once the head is gone for too long. (Ray would end this process a little later, without a word.)"""
+        if answers(self.head):
+            self._heard = now
+        elif now - self._heard > HEAD_SECONDS:
+            raise Disconnected(
+                f"the head of the Ray cluster, {self.head}, has not answered for {HEAD_SECONDS:g} s; once it runs "
+                "again, the same command goes on from the last checkpoint"
+            )
 
 
 @contextlib.contextmanager
@@ -134,7 +170,7 @@ def _trainer(
     retries: int,
     progress: bool,
 ) -> Any:
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
     from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
     backend, cpus = config.devices.backend, int(resources["CPU"])
@@ -148,15 +184,16 @@ def _trainer(
     # Processes that share a GPU cannot use NCCL.
     chosen = backend if backend != "auto" else "nccl" if gpus == 1 else "gloo"
     return start(
-        _work,
+        work,
         train_loop_config={
             "config": config.plain(),
+            "backend": chosen,
             "scratch": scratch,
             "gpus": gpus,
             "cpus": cpus,
             "progress": progress,
         },
-        torch_config=TorchConfig(backend=chosen),
+        torch_config=Meeting(),
         scaling_config=ScalingConfig(
             num_workers=workers[0] if workers[0] == workers[1] else workers,
             use_gpu=resources["GPU"] > 0,
@@ -167,6 +204,7 @@ def _trainer(
             storage_path=scratch,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=retries),
+            callbacks=[Watch(place.url, scratch)],
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
@@ -178,7 +216,7 @@ def _fit(trainer: Any, place: RunPlace, scratch: str, retries: int) -> None:
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        _raise_what_was_met(place, scratch)
+        raise_what_was_met(place, scratch)
         raise ModelError(
             f"training on Ray failed, after at most {retries} new start(s), with: {_last_line(error)}. The same "
             "command goes on from the last checkpoint"
@@ -190,62 +228,3 @@ def _last_line(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None) or {0: error}
     lines = [text.splitlines()[-1] for text in (str(failure).strip() for failure in failures.values()) if text]
     return next((line for line in lines if "onnection" not in line), next(iter(lines), type(error).__name__))
-
-
-def _raise_what_was_met(place: RunPlace, scratch: str) -> None:
-    """Raises the error of training itself, if it was written down."""
-    with contextlib.suppress(FileNotFoundError):
-        found = json.loads(place.files.cat_file(f"{scratch}/{ERROR}"))
-        raise (Diverged if found["kind"] == "Diverged" else ModelError)(found["message"])
-
-
-def _work(arguments: dict[str, Any]) -> None:
-    """One process of the training."""
-    import ray.train
-    from lightning.pytorch.utilities import rank_zero_only
-    from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
-
-    from jobs.commands.train import say
-    from jobs.stopping import StopWhenAsked
-    from vcal_dist.strategy import Launched, Unwrapped
-    from vcal_dist.training import train
-
-    class Strategy(Unwrapped, RayDDPStrategy):
-        """Ray's devices, and a module that stays as it is."""
-
-    logging.getLogger().setLevel(logging.WARNING)  # Ray's workers would show what every library notes for itself
-    config = Config.parse(arguments["config"], "the configuration")
-    known: Any = rank_zero_only
-    known.rank = ray.train.get_context().get_world_rank()
-    launched = Launched(
-        Strategy(),  # type: ignore[no-untyped-call]
-        RayLightningEnvironment(),
-        "gpu" if arguments["gpus"] else "cpu",
-        arguments["cpus"],
-    )
-    with run_place(config.output) as place:
-        started, met, stop = (f"{arguments['scratch']}/{name}" for name in (STARTED, ERROR, STOP))
-        if not place.files.exists(f"{arguments['scratch']}/{MARK}"):
-            raise ConfigError(
-                f"the node {socket.gethostname()} does not see {place.url} as the driver does; output and store must "
-                "be on a file system that all nodes share, or at s3:// URLs"
-            )
-        if place.files.exists(met):  # by this one, before it was started anew
-            return
-        place.files.pipe_file(started, b"")
-
-        def is_told() -> bool:
-            try:
-                return bool(place.files.exists(stop))
-            except Exception:  # an object store that does not answer now
-                return False
-
-        try:
-            asked = StopWhenAsked(is_told, 5.0 if place.remote else 1.0)
-            train(config, progress=arguments["progress"], say=say, callbacks=[asked], launched=launched)
-        except Preempted:  # all processes alike
-            return
-        except ModelError as error:  # of the model or its data: it would come again
-            place.files.pipe_file(met, json.dumps({"kind": type(error).__name__, "message": str(error)}).encode())
-            if not isinstance(error, Diverged):  # that comes to all processes alike; of others, some may be waiting
-                raise

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from vcal_dist.checkpoints import Checkpoints
 from vcal_dist.errors import Preempted
 
-NOTICE_SECONDS = 30.0  # between words about what is waited for
+LOOK_SECONDS = 5.0  # between looks at what is waited for
 END_SECONDS = 60.0  # that the processes get to write their checkpoint
 
 
@@ -37,11 +37,11 @@ class StopWhenAsked(Callback):
 
 
 def run_until_told(
-    run: Callable[[], object], stop: Callable[[], None], where: str, notice: Callable[[], None] = lambda: None
+    run: Callable[[], object], stop: Callable[[], None], where: str, look: Callable[[], None] = lambda: None
 ) -> None:
     """Runs something that ends early when `stop` is called, which SIGTERM and Ctrl-C do; raises `Preempted` then.
 
-    `notice` is called now and then meanwhile.
+    `look` is called now and then meanwhile; what it raises ends the waiting.
     """
     if threading.current_thread() is not threading.main_thread():
         run()
@@ -57,12 +57,12 @@ def run_until_told(
     thread = threading.Thread(target=work, name="training", daemon=True)
     with _signals() as told:
         thread.start()
-        noticed = time.monotonic()
+        looked = time.monotonic()
         while thread.is_alive() and not told:
             thread.join(0.1)
-            if time.monotonic() - noticed > NOTICE_SECONDS:
-                noticed = time.monotonic()
-                notice()
+            if time.monotonic() - looked > LOOK_SECONDS:
+                looked = time.monotonic()
+                look()
         if told:
             with contextlib.suppress(Exception):  # an object store that does not answer: it ends without a checkpoint
                 stop()

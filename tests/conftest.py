@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.ray_kit import RayHead
 
 # Words in the files of tests that wait for a cluster, and that look at the quick experiments.
-CLUSTERS, REPRODUCED = ("ray_head", "slurm_kit"), ("reproduced: Reproduced",)
+CLUSTERS, REPRODUCED = ("ray_head", "slurm_kit", "hosts_kit"), ("reproduced: Reproduced",)
 ROOT = Path(__file__).resolve().parent.parent
 
 

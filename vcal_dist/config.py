@@ -98,6 +98,7 @@ class DeviceSettings(Section):
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # how processes talk; auto: nccl between GPUs, gloo elsewhere
     precision: Literal["float32", "float64"] = "float32"  # of the features; sums over rows are float64 always
     threads: Count | None = None  # of each process; null: the machine's cores, shared out
+    timeout: Positive = 600.0  # seconds that processes wait for each other before they give up
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:

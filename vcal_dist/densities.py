@@ -11,7 +11,7 @@ from torch import Tensor
 from vcal_dist.batches import Observations
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.collapsed import Gram, log_evidence, log_evidence_if_any
-from vcal_dist.collective import sum_over_ranks, world_size
+from vcal_dist.collective import rank, sum_over_ranks, world_size
 from vcal_dist.errors import ModelError
 from vcal_dist.fullrank import Frame
 from vcal_dist.gp import Draw
@@ -47,23 +47,39 @@ def collapsed_log_density(
     the Jacobian of the scaling, a constant. With hidden layers it is the bound of the best q(w | θ̃) given theirs, so
     that its exponential is the best q(θ̃): points come one by one, each with the same noise.
     """
-    d2 = model.prior.dim
     prior = -0.5 * points.square().sum(-1) - 0.5 * points.shape[-1] * math.log(2 * math.pi)
-    if nature is None or nature.dim == 0:
-        together = 1 if model.random else max(1, GRAM_NUMBERS // (model.outputs * model.width**2))
-        return prior + torch.cat([_evidence(model, frame, blocks, some, key) for some in points.split(together)])
-    values = []
-    with nature.kept():
-        for point in points:
-            nature.put(point[d2:])
-            values.append(_evidence(model, frame, blocks, point[None, :d2], key))
+    at_once = max(1, GRAM_NUMBERS // (model.outputs * model.width**2))
+    values = [_evidences(_grams(model, frame, blocks, some, nature, key)) for some in points.split(at_once)]
     return prior + torch.cat(values)
 
 
-def _evidence(
+def _grams(
+    model: CalibrationModel,
+    frame: Frame,
+    blocks: Callable[[], Iterable[Observations]],
+    points: Tensor,
+    nature: Nature | None,
+    key: Key,
+) -> Gram:
+    """Of this process' rows at points (P, d2 + ζ's): with a leading dimension of P."""
+    d2 = model.prior.dim
+    if nature is not None and nature.dim:
+        found = []
+        with nature.kept():
+            for point in points:
+                nature.put(point[d2:])
+                found.append(_gram(model, frame, blocks, point[None, :d2], key))
+    elif model.random:  # samples of hidden layers take the place of points
+        found = [_gram(model, frame, blocks, point[None], key) for point in points]
+    else:
+        return _gram(model, frame, blocks, points, key)
+    return Gram(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _gram(
     model: CalibrationModel, frame: Frame, blocks: Callable[[], Iterable[Observations]], theta: Tensor, key: Key
-) -> Tensor:
-    """log p(y | θ̃, runs) at points (P, d2), at the model's hyperparameters: (P,)."""
+) -> Gram:
+    """Of this process' rows at points (P, d2), at the model's hyperparameters; of random models at one point."""
     total: Gram | None = None
     for block in blocks():
         point = CollapsedTheta(model, frame, theta[0] if model.random else theta)
@@ -74,8 +90,20 @@ def _evidence(
         total = sums if total is None else total.plus(sums)
     if total is None:
         raise ModelError("there are no observations; θ needs at least 1")
-    total = Gram(*sum_over_ranks(total, symmetric=1))
-    return (log_evidence if torch.is_grad_enabled() else log_evidence_if_any)(total).sum(-1)
+    G, b, square, *of_all_points = total  # (P, K, …), and precisions that may be those of all points, (K,)
+    return Gram(G, b, square, *(part.expand_as(square) for part in of_all_points))
+
+
+def _evidences(grams: Gram) -> Tensor:
+    """log p(y | θ̃, runs) at points (P,) of what each process has of their Gram matrices.
+
+    In two collective calls for all points: one for each of a thousand points takes longer than all that is computed.
+    Every point is one process' own, so that its value is the same everywhere, also where machines round differently.
+    """
+    total, own = Gram(*sum_over_ranks(grams, symmetric=1)), slice(rank(), None, world_size())
+    values = torch.zeros(len(total.G), dtype=torch.float64, device=total.G.device)
+    values[own] = log_evidence_if_any(Gram(*(part[own] for part in total))).sum(-1)
+    return sum_over_ranks([values])[0]
 
 
 def nature_moments(
@@ -90,15 +118,36 @@ def nature_moments(
     The curvature is that of central differences of the gradient, and never below the prior's.
     """
 
-    def gradient(zeta: Tensor) -> Tensor:
-        nature.put(zeta)
-        parameters = [part.parameter for part in nature.parts]
+    parameters = [part.parameter for part in nature.parts]
+
+    def gradients(points: Tensor) -> Tensor:
+        """At values of ζ (P, ζ's), in two collective calls: what the sums are, and what each process' rows add."""
+        with torch.no_grad():
+            grams = _grams(model, frame, blocks, torch.cat([theta.expand(len(points), -1), points], 1), nature, (0,))
+        total = Gram(*(part.requires_grad_() for part in sum_over_ranks(grams, symmetric=1)))
         with torch.enable_grad():
-            evidence = _evidence(model, frame, blocks, theta[None], (0,)).sum()
-            # Of all processes, once averaged over them; steps, as of arccos0, have no slope in their length scales.
-            slopes = torch.autograd.grad(evidence, parameters, allow_unused=True, materialize_grads=True)
-        scaled = [part.spread * slope.double().reshape(-1) for part, slope in zip(nature.parts, slopes, strict=True)]
-        return sum_over_ranks([torch.cat(scaled)])[0] / world_size() - zeta
+            upstream = torch.autograd.grad(log_evidence(total).sum(), total)
+        found = []
+        for i, zeta in enumerate(points):
+            nature.put(zeta)
+            with torch.enable_grad():
+                own = _gram(model, frame, blocks, theta[None], (0,))
+                means = [
+                    (part, slope[i : i + 1]) for part, slope in zip(own, upstream, strict=True) if part.requires_grad
+                ]
+                # Steps, as of arccos0, have no slope in their length scales.
+                slopes = torch.autograd.grad(
+                    [part for part, _ in means],
+                    parameters,
+                    [slope for _, slope in means],
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+            scaled = [
+                part.spread * slope.double().reshape(-1) for part, slope in zip(nature.parts, slopes, strict=True)
+            ]
+            found.append(torch.cat(scaled))
+        return sum_over_ranks([torch.stack(found)])[0] - points
 
     with nature.kept():
         here = nature.read().detach()
@@ -107,10 +156,12 @@ def nature_moments(
         for _ in range(NEWTON_STEPS):
             if length < CLOSE:
                 break
-            H = torch.stack([(gradient(here - step) - gradient(here + step)) / (2 * DIFFERENCE) for step in steps])
+            slopes = gradients(torch.cat([here[None], here - steps, here + steps]))
+            slope, before, after = slopes[0], slopes[1 : 1 + nature.dim], slopes[1 + nature.dim :]
+            H = (before - after) / (2 * DIFFERENCE)
             values, vectors = torch.linalg.eigh(0.5 * (H + H.mT))
             covariance = (vectors / values.clamp_min(1.0)) @ vectors.mT
-            newton = covariance @ gradient(here)
+            newton = covariance @ slope
             length = float((newton @ torch.linalg.solve(covariance, newton)).sqrt())  # in standard deviations
             here = here + newton * min(1.0, FARTHEST / max(float(newton.norm()), 1e-12))
     return here, covariance

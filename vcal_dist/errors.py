@@ -34,6 +34,10 @@ class Diverged(ModelError):  # noqa: N818 - a state, as in DamagedChunk
     """Training that leads nowhere: a loss that is not finite, or that rises without end."""
 
 
+class Disconnected(VcalError):  # noqa: N818
+    """Processes of one training that have lost each other; the same command goes on from the last checkpoint."""
+
+
 class Preempted(VcalError):  # noqa: N818
     """Training that was told to stop and has written where it is; the same command goes on."""
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from vcal_dist.collective import same_everywhere
 from vcal_dist.components import (
     LIGHT,
     Blocks,
@@ -48,9 +47,7 @@ def refine_exactly(work: Work, nature: Nature | None, evaluations: int) -> None:
         # Points come one by one where hidden layers are random or ζ moves, together where not.
         alone = PASS_ROWS if nature is not None else max(PASS_ROWS // len(points), 1)
         size = BLOCK // 4 if model.random else alone
-        value = collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
-        same_everywhere([value])  # machines may round differently, and all must go the same way
-        return value
+        return collapsed_log_density(model, frame, lambda: blocks(rows, size), points, nature, key=(work.seed, 5))
 
     if nature is not None:
         starts = _joint_starts(work, nature, density)

@@ -44,6 +44,7 @@ WHERE = (  # and how something is computed, and not what
     "devices.num_nodes",
     "devices.backend",
     "devices.threads",
+    "devices.timeout",
     "data.memory",
     "data.resident",
     "data.scheduler",

@@ -389,7 +389,7 @@ def _placed(devices: DeviceSettings) -> dict[str, Any]:
         "accelerator": accelerator(devices),
         "devices": devices.devices,
         "num_nodes": devices.num_nodes,
-        "strategy": DataParallel(backend) if processes(devices) > 1 else "auto",
+        "strategy": DataParallel(backend, devices.timeout) if processes(devices) > 1 else "auto",
         "plugins": [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else None,
     }
 

@@ -69,6 +69,15 @@ def train(
         int | None,
         typer.Option(min=0, help="How often training on Ray goes on after a process or a node died.", show_default="3"),
     ] = None,
+    start_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="How long the Ray cluster may have no room for the processes, at first or after a node was lost.",
+            show_default="900",
+        ),
+    ] = None,
 ) -> None:
     """Train a calibration and write its posterior; the same command again goes on where it stopped.
 
@@ -92,9 +101,12 @@ def train(
         "--gpus-per-worker": gpus_per_worker,
         "--cpus-per-worker": cpus_per_worker,
         "--retries": retries,
+        "--start-timeout": start_timeout,
     }
     if on == "ray":
-        posterior: Posterior | None = on_ray(settings, address, workers, gpus_per_worker, cpus_per_worker, retries)
+        posterior: Posterior | None = on_ray(
+            settings, address, workers, gpus_per_worker, cpus_per_worker, retries, start_timeout
+        )
     else:
         for option, value in only_ray.items():
             if value is not None:
@@ -144,13 +156,14 @@ def on_ray(
     gpus_per_worker: float | None,
     cpus_per_worker: int | None,
     retries: int | None,
+    start_timeout: float | None,
 ) -> Posterior:
     """The posterior, trained on a Ray cluster."""
     from jobs.ray_cluster import connected, worker_range
 
     asked = worker_range(workers or "1")
     with connected(address):
-        from jobs.ray_training import train_on_ray
+        from jobs.ray_training import START_TIMEOUT, train_on_ray
         from vcal_dist.errors import Preempted
 
         try:
@@ -160,6 +173,7 @@ def on_ray(
                 gpus_per_worker=gpus_per_worker,
                 cpus_per_worker=cpus_per_worker,
                 retries=RETRIES if retries is None else retries,
+                start_timeout=START_TIMEOUT if start_timeout is None else start_timeout,
                 say=say,
             )
         except Preempted as stopped:

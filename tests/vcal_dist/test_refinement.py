@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.vcal_dist.training_kit import PASS_ROWS, Enough, Some, assert_same, config, make_store, small_passes
-from vcal_dist import exact_refinement, mixture, phases, refinement, streamed_refinement
+from vcal_dist import densities, exact_refinement, mixture, phases, refinement, streamed_refinement
 from vcal_dist.batches import Observations, Runs
 from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.densities import collapsed_log_density, nature_moments
@@ -118,6 +119,26 @@ def test_laplace_finds_the_mode_and_curvature_of_the_noise(kit: Any) -> None:
     exact = float(p @ line[:, 0])
     assert float(mean) == pytest.approx(exact, abs=0.02)
     assert float(covariance.sqrt()) == pytest.approx(float((p @ (line[:, 0] - exact).square()).sqrt()), rel=0.1)
+
+
+def test_many_points_take_few_collective_calls(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between hosts a call takes milliseconds; one for each point took longer than everything else in this phase."""
+    model, runs, rows = setting(kit, "additive")
+    frame, nature, calls = compress(model, [runs]).frame, Nature(model), []
+
+    def counted(tensors: Any, **options: Any) -> list[Tensor]:
+        calls.append(len(tensors))
+        return list(tensors)
+
+    monkeypatch.setattr(densities, "sum_over_ranks", counted)
+    points = torch.randn(200, model.prior.dim + nature.dim, dtype=F64, generator=torch.Generator().manual_seed(0))
+    together = collapsed_log_density(model, frame, lambda: [rows], points, nature)
+    assert len(calls) == 2
+    one_by_one = [collapsed_log_density(model, frame, lambda: [rows], point[None], nature) for point in points[:20]]
+    torch.testing.assert_close(together[:20], torch.cat(one_by_one))
+    calls.clear()
+    nature_moments(model, frame, lambda: [rows], points[0, : model.prior.dim], nature)
+    assert len(calls) <= 2 * densities.NEWTON_STEPS
 
 
 def test_rows_decide_how_points_are_evaluated(kit: Any) -> None:
