@@ -14,13 +14,12 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import zarr
-from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import LocalStore
 
-from storage.bounded_zstd import BoundedZstd
+from storage.bounded_zstd import BoundedZstd, decompress
 from storage.errors import DamagedChunk, StoreError
 from storage.room import because
 
@@ -79,7 +78,7 @@ class ChunkReader:
         if self.compressed:
             decoded = _buffer("decoded", size)
             try:
-                Zstd().decode(body, decoded)
+                decompress(body, decoded)
             except UNDECODABLE as error:
                 raise self.damaged(index, f"it cannot be decompressed: {error}") from error
             body = decoded

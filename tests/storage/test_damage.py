@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
+from numcodecs.zstd import Zstd
 
 import storage
 from storage.errors import DamagedChunk
@@ -143,3 +144,20 @@ def test_a_chunk_that_stands_for_gigabytes_is_damaged(make_store: Callable[..., 
 
 def with_checksum(data: bytes) -> bytes:
     return data + int(google_crc32c.value(data)).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("shard_rows", [None, 48])
+@pytest.mark.parametrize("size", [1, 8, 255, 256, 300])
+def test_a_chunk_that_is_too_short_shows_no_old_memory(
+    make_store: Callable[..., Store], shard_rows: int | None, size: int
+) -> None:
+    store = make_store(runs=100, **({} if shard_rows is None else {"shard_rows": shard_rows}))
+    chunk = with_checksum(bytes(Zstd(3).encode(bytes(size))))
+    index = with_checksum(struct.pack("<6Q", *[0, len(chunk)] * 3)) if shard_rows else b""
+    (Path(store.url) / "runs" / "x" / "c.0.0").write_bytes(chunk + index)
+    store.runs.read_block(3 if shard_rows is None else 1)  # whose memory the next chunk may get
+    if size == 16 * 2 * 8:
+        assert not store.runs.read_block(0)["x"].any()
+    else:
+        with pytest.raises(DamagedChunk, match=r"c\.0\.0"):
+            store.runs.read_block(0)
