@@ -93,8 +93,15 @@ class Record(_Part):
 def check_record(record: Any) -> None:
     """Raises for a record that says something else than training writes, by its key."""
     try:
-        Record.model_validate(record)
+        Record.model_validate(_as_read(record))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise Malformed(f"its record{' at ' if where else ''}{where}: {first['msg']}") from None
+
+
+def _as_read(tree: Any) -> Any:
+    """As it comes back from a file: tuples are lists."""
+    if isinstance(tree, dict):
+        return {key: _as_read(value) for key, value in tree.items()}
+    return [_as_read(value) for value in tree] if isinstance(tree, list | tuple) else tree

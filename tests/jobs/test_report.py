@@ -139,4 +139,4 @@ def test_a_place_that_cannot_be_written_is_said(run: Path, tmp_path: Path, capsy
     (tmp_path / "file").write_text("mine")
     for arguments in (["-o", tmp_path / "file" / "report.html"], ["-o", tmp_path / "file", "--format", "png"]):
         assert report(run, *arguments) == 1
-        assert "choose another --output" in " ".join(capsys.readouterr().err.split())
+        assert "choose another path" in " ".join(capsys.readouterr().err.split())
