@@ -12,7 +12,7 @@ import pytest
 
 from tests.ray_kit import RayHead
 
-PAGES = ("data", "training", "sweeps", "clusters", "model", "trust")
+PAGES = ("data", "training", "sweeps", "clusters", "model", "trust", "safety")
 
 
 @pytest.mark.slow
@@ -44,8 +44,20 @@ def test_the_readme_runs(root: Path, tmp_path: Path, ray_head: RayHead) -> None:
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
+def test_promises_are_held_by_tests_that_exist(root: Path) -> None:
+    rows = re.findall(
+        r"^\| (?!promise)(.+?) \| (.+) \|$", (root / "docs" / "safety.md").read_text(), flags=re.MULTILINE
+    )
+    assert len(rows) > 15
+    for promise, tests in rows:
+        names = re.findall(r"`((?:tests/)?[\w/]*test_\w+\.py)`", tests)
+        assert names, promise
+        for name in names:
+            assert list((root / "tests").rglob(Path(name).name)), f"{promise}: {name}"
+
+
 def test_links_lead_somewhere(root: Path) -> None:
-    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+    for page in (root / "README.md", root / "SECURITY.md", *(root / "docs").glob("*.md")):
         text = page.read_text()
         for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
             path, _, heading = target.partition("#")
