@@ -59,6 +59,8 @@ def read(path: str | Path, device: str | torch.device = "cpu") -> Any:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
     except OSError as error:
         raise ModelError(f"cannot read {path}: {because(error)}") from error
+    except RuntimeError as error:  # where safetensors itself cannot open it
+        raise ModelError(f"cannot read {path}: {error}; run the command again") from error
     except safetensors.SafetensorError as error:
         raise Malformed(
             f"{path} is not a whole safetensors file ({error}); take it from where it was made once more"

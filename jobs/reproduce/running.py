@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.reproduce.experiment import Experiment, Outcome, Say
+from storage import documents
 from storage.places import write_durably
 from vcal_dist.errors import ConfigError
 from vcal_dist.run_directory import versions
@@ -98,8 +99,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """What an earlier command left in a file, if it is there."""
     if not path.is_file():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return documents.read(path, ConfigError, f"delete {path.parent}, and the experiment runs again")
 
 
 def _plain(outcome: Outcome, settings: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -5,7 +5,6 @@ What a run was trained with, by whom and how well, lies as `history.json` in its
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -22,7 +21,7 @@ from jobs.sweeps.settings import Sweep
 from jobs.sweeps.space import placed
 from jobs.sweeps.trial import Folder, Rung, alone
 from jobs.sweeps.worker import BUDGET, METRIC, train_alone
-from storage import strict_yaml
+from storage import documents, strict_yaml
 from storage.errors import VcalError
 from storage.places import write_durably
 from vcal_dist.checkpoints import Checkpoints
@@ -35,7 +34,7 @@ from vcal_dist.stages import meanfield_stages
 from vcal_dist.training import moment
 from vcal_dist.weights import MeanField
 
-HISTORY = "history.json"
+HISTORY, SEGMENTS = "history.json", "segments"
 WORST = -1e300  # a metric that has no value in the middle of training: another run may take the place of this one
 
 
@@ -89,7 +88,7 @@ def segment(sweep: Sweep, number: int, shared: Share) -> tuple[dict[str, Any], .
     seconds = time.perf_counter() - begun
     entry = {"segment": current, "trial": number, "rates": rates, "metric": value, "seconds": seconds}
     after = (*before[: current - 1], entry)
-    write_durably(run / HISTORY, json.dumps(after, indent=2).encode())
+    write_durably(run / HISTORY, documents.to_bytes({SEGMENTS: after}))
     return after
 
 
@@ -126,7 +125,16 @@ def run_of(sweep: Sweep, number: int) -> Path:
 def history(run: Path) -> list[dict[str, Any]]:
     """What led to a run, segment by segment."""
     path = run / HISTORY
-    return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+    if not path.exists():
+        return []
+    found = documents.read(path, ConfigError, _again(run)).get(SEGMENTS)
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "rates" in one for one in found):
+        raise ConfigError(f"{path} is damaged (it has no list of segments with their rates); {_again(run)}")
+    return found
+
+
+def _again(run: Path) -> str:
+    return f"delete {run}, and that member trains again"
 
 
 def rates_of(sweep: Sweep, number: int) -> dict[str, Any]:
@@ -141,8 +149,13 @@ def rates_of(sweep: Sweep, number: int) -> dict[str, Any]:
 
 def _rates(path: Path, keys: Any) -> dict[str, Any]:
     """Values of a configuration, by keys fit.<stage>.rate."""
-    fit = strict_yaml.read(path, ConfigError)["fit"]
-    return {key: fit[key.split(".")[1]].get("rate") for key in keys}
+    try:
+        fit = strict_yaml.read(path, ConfigError)["fit"]
+        return {key: fit[key.split(".")[1]].get("rate") for key in keys}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} has no rates ({error}); delete {path.parent}, and that member trains again"
+        ) from None
 
 
 def take_over(run: Path, source: Path, rates: dict[str, Any]) -> None:

@@ -165,6 +165,15 @@ def test_a_member_goes_on_from_another_with_new_rates_and_a_crash_loses_nothing(
     assert sorted(entry.name for entry in run.parent.iterdir()) == ["rung-1", "settings.json"]
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"segments": [1]}', '{"segments": [{}]}', '{"segments": [], "checksum": "x"}']
+)
+def test_a_history_that_was_made_up_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / HISTORY).write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"{HISTORY} .*delete {tmp_path}, and that member trains again"):
+        history(tmp_path)
+
+
 def test_changed_rates_are_near_or_drawn_anew_and_stay_where_they_may_be() -> None:
     drawn = np.random.default_rng(0)
     for dimension in (Dimension(uniform=(0.01, 0.1)), Dimension(loguniform=(0.01, 0.1))):
