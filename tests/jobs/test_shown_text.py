@@ -54,7 +54,8 @@ def test_json_escapes_what_a_terminal_would_obey_and_says_the_same(capsys: pytes
 def test_warnings_of_the_packages_are_shown_without_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
-    logging.getLogger("storage").warning("waiting for %s %s", BAD, SIGNED)
+    sendable = BAD.removesuffix("\ud800")  # pytest itself keeps what is logged, and cannot send half a character on
+    logging.getLogger("storage").warning("waiting for %s %s", sendable, SIGNED)
     logging.getLogger("vcal_dist").warning("cannot write %s", SIGNED)
     err = capsys.readouterr().err
     assert err.count("lab.example") == 2
