@@ -26,6 +26,7 @@ from storage.errors import IngestError, StoreError
 from storage.labels import by_name
 from storage.places import Place, place
 from storage.problem import Column, Problem, load_problem, parse_problem
+from storage.room import because
 from storage.table import Floats, Table, open_array
 
 if TYPE_CHECKING:
@@ -262,10 +263,8 @@ def _writing(where: Place) -> Iterator[None]:
     try:
         yield
     except where.faults as error:
-        why = getattr(error, "strerror", None) or error
-        raise StoreError(
-            f"cannot write to {where.url}: {why}; nothing was committed, the same command begins again"
-        ) from error
+        why = because(error) if isinstance(error, OSError) else f"{error}; run the command again"
+        raise StoreError(f"cannot write to {where.url}, nothing was committed: {why}") from error
 
 
 def _refuse_existing(where: Place) -> None:
