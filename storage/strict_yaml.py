@@ -86,7 +86,11 @@ def _refuse_scalar(node: yaml.ScalarNode) -> None:
             cure = f"write {octal} or {decimal}"
             raise _fault(f"'{text}' would be read as the number {octal}; {cure}{QUOTES}", node.start_mark)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise _fault("a text has half of a character (a lone surrogate); write the character itself", node.start_mark)
+        try:  # JSON writes a character beyond 16 bits as two halves, and is YAML
+            node.value = text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            what = "a text has half of a character (a lone surrogate); write the character itself"
+            raise _fault(what, node.start_mark) from None
 
 
 QUOTES = ", or put it in quotes if it is a text"

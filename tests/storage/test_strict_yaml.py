@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,8 @@ def test_there_is_no_other_reader_of_yaml() -> None:
         if isinstance(node, ast.Import) and any(name.name == "yaml" for name in node.names)
     }
     assert found == others | {"storage/strict_yaml.py"}
+
+
+def test_json_is_yaml_with_characters_in_two_halves() -> None:
+    plain = {"a": "\U0001f600", "b": ["x\U0001f600y"]}
+    assert strict_yaml.parse(json.dumps(plain), "here", ConfigError) == plain
