@@ -85,6 +85,7 @@ class Reading(Phase):
     """A phase that takes batches of rows, in one leg or in several."""
 
     feed: Feed
+    fixed_form = True  # whether its state has the same keys and shapes from the first batch to the last
 
     @abstractmethod
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:

@@ -157,7 +157,8 @@ class Schedule:
             raise Malformed(f"schedule.name is '{state['name']}' where phase {self.number} is '{phase.name}'")
         if phase.feed.batches is not None and self.batch > phase.feed.batches:
             raise Malformed(f"schedule.batch is {self.batch} of {phase.feed.batches}")
-        tensorfile.check_form(phase.state(), state["phase"], "schedule.phase")
+        if phase.fixed_form:
+            tensorfile.check_form(phase.state(), state["phase"], "schedule.phase")
         self.phase = phase
         phase.load(state["phase"])
 

@@ -36,6 +36,7 @@ class Refining(Reading):
 
     name = "refinement"
     feed = Feed(None, PASS_ROWS, None)
+    fixed_form = False  # rounds have different numbers of points
 
     def __init__(self, work: Work, evaluations: int, nature: Nature) -> None:
         self.work, self.evaluations = work, evaluations
