@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import storage
 from jobs.cli import main
+from storage import strict_yaml
 from storage.errors import StoreError
 from tests.vcal_dist.test_checkpoints import At, Interruption, interrupt
 from tests.vcal_dist.training_kit import append, config, generate, make_store, settings
 from vcal_dist.errors import ConfigError
-from vcal_dist.run_directory import as_yaml
 from vcal_dist.run_place import inside, run_place
 from vcal_dist.training import train
 
@@ -87,7 +87,7 @@ def test_nor_a_sweep_or_a_check_of_coverage(
     output = tmp_path / "out"
     output.mkdir()
     space = {"trials": 1, "scheduler": "none", "space": {"model.eta.amplitude": {"loguniform": [0.3, 3.0]}}}
-    (tmp_path / "c.yaml").write_bytes(as_yaml(settings(made / "s.zarr", output) | {"sweep": space}))
+    (tmp_path / "c.yaml").write_text(strict_yaml.dump(settings(made / "s.zarr", output) | {"sweep": space}))
     (output / "trials").symlink_to(mine)
     (output / "replicates").symlink_to(mine)
     more = ["-o", str(output)] if command[0] == "sbc" else []
