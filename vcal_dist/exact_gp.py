@@ -85,18 +85,28 @@ class Conditioned(NamedTuple):
 
 
 def covariance(kind: Kind, h: Hyperparameters, u: Tensor, v: Tensor) -> Tensor:
-    """k at u (A, d) and v (B, d): (P, A, B)."""
-    inverse = (-h.lengthscale).exp().unsqueeze(1)  # (P, 1, d)
+    """k at u (A, d) and v (B, d): (P, A, B).
+
+    Distances and the linear part are one product of matrices each: memory, not arithmetic, is what it costs.
+    """
+    inverse = (-h.lengthscale).exp().unsqueeze(1) * (math.sqrt(5) if kind == "matern52" else 1.0)  # (P, 1, d)
     a, b = u * inverse, v * inverse
-    square = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2) - 2 * a @ b.mT
+    square = _with(-2 * a, a.square().sum(-1, keepdim=True), 1.0) @ _with(b, 1.0, b.square().sum(-1, keepdim=True)).mT
     square = square.clamp_min(1e-12)  # rounding; and a root has no slope at zero
+    log_variance = (2 * h.amplitude)[:, None, None]
+    slope = (2 * h.slope).exp()[:, None, None]  # l²
+    linear = _with(slope * (u - 0.5), 1.0) @ _with(v - 0.5, 1.0).mT
     if kind == "gaussian":
-        correlation = torch.exp(-0.5 * square)
-    else:
-        s = (5 * square).sqrt()
-        correlation = (1 + s + s.square() / 3) * torch.exp(-s)
-    linear = (u - 0.5) @ (v - 0.5).mT
-    return (2 * h.amplitude).exp()[:, None, None] * correlation + (2 * h.slope).exp()[:, None, None] * linear + 1.0
+        return linear + torch.exp(log_variance - 0.5 * square)
+    s = square.sqrt()
+    return linear + (1 + s + square / 3) * torch.exp(log_variance - s)
+
+
+def _with(rows: Tensor, *columns: Tensor | float) -> Tensor:
+    """Rows (..., B, d) with further columns (..., B, 1) behind them."""
+    one = rows[..., :1]
+    more = [torch.full_like(one, c) if isinstance(c, float) else c.expand_as(one) for c in columns]
+    return torch.cat([rows, *more], -1)
 
 
 def log_prior(h: Hyperparameters, rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from vcal_dist.allocation import keep_pages
 from vcal_dist.batches import Observations, Runs, Table, take
 from vcal_dist.calibration import CalibrationModel
 from vcal_dist.errors import ModelError
-from vcal_dist.few_runs import is_stacked
+from vcal_dist.few_runs import FEWEST, is_stacked
 from vcal_dist.fullrank import Frame
 from vcal_dist.initialise import start_model
 from vcal_dist.phases import Batch, Descent, Feed, blocks
@@ -21,6 +21,7 @@ from vcal_dist.stages import Stage
 from vcal_dist.validation import Validation
 from vcal_dist.work import Fitted, Work
 
+ENOUGH = 20_000  # rows that often have too many runs already
 Report = Callable[[str, int, float], None]  # stage, step, loss
 
 
@@ -65,8 +66,14 @@ def fit_emulator(
 
 def few_rows(model: CalibrationModel, runs: Runs, settings: FitSettings) -> Runs | None:
     """The runs, if they are so few that the emulator is stacked."""
-    count = len(torch.unique(runs.u[runs.weight > 0][:, model.controls :], dim=0))
-    return runs if is_stacked(model.settings, settings, count, model.eta.inputs) else None
+    t = runs.u[runs.weight > 0][:, model.controls :]
+    stacked = False
+    for rows in (ENOUGH, len(t)):  # to count all of 10⁶ takes a second, and the first rows often show too many
+        distinct = len(torch.unique(t[:rows], dim=0))
+        stacked = is_stacked(model.settings, settings, distinct, model.eta.inputs)
+        if distinct >= FEWEST and not stacked:
+            break
+    return runs if stacked else None
 
 
 def drive(

@@ -16,7 +16,7 @@ from vcal_dist.calibration import CalibrationModel, ModelSettings
 from vcal_dist.errors import ModelError
 from vcal_dist.features import FeatureSettings
 from vcal_dist.few_runs import is_stacked, why_not
-from vcal_dist.fitting import FittedEmulator, fit_emulator
+from vcal_dist.fitting import FittedEmulator, few_rows, fit_emulator
 from vcal_dist.fullrank import FullRank
 from vcal_dist.gp import GPSettings
 from vcal_dist.initialise import start_model
@@ -169,6 +169,20 @@ def test_who_is_stacked() -> None:
     assert not is_stacked(default, fit, 6001, 30)
     assert is_stacked(replace(default, emulator="stacked"), fit, 10_000, 8)
     assert not is_stacked(default, fit, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows", "few"),
+    [(3000, 1, False), (1900, 20, True), (10, 3000, True), (3000, 10, False), (2, 30_000, False)],
+)
+@pytest.mark.parametrize("by_run", [False, True])
+def test_runs_are_counted_whatever_the_first_rows_are(runs: int, rows: int, few: bool, by_run: bool) -> None:
+    t = Kit.rand(1, runs, 2)
+    u = torch.cat([torch.zeros(runs * rows, 1), t.repeat_interleave(rows, 0) if by_run else t.repeat(rows, 1)], 1)
+    z = torch.zeros(len(u), 1)
+    table = Runs(u, z, z, torch.arange(len(u)), torch.ones(len(u), dtype=F64))
+    model = CalibrationModel(1, Kit.prior(2), 1, ModelSettings(discrepancy="none"))
+    assert (few_rows(model, table, FitSettings()) is not None) == few
 
 
 @pytest.mark.parametrize(
