@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,20 +164,24 @@ def test_ray_starts_again_when_a_process_in_another_host_is_killed(
     assert apart(training.run, undisturbed) < 1e-7
 
 
+@pytest.mark.parametrize("lost", [Host.kill, Host.unplug])
 def test_the_driver_ends_with_one_line_when_the_head_is_lost(
-    three: list[Host], folder: Path, undisturbed: Path
+    three: list[Host], folder: Path, undisturbed: Path, lost: Callable[[Host], None]
 ) -> None:
     head, other = three[:2]
     for host in (head, other):
         start_ray(host, head)
-    config = written(folder, "headless", **ON_RAY)
-    training = Training(folder, "headless").on_ray(other, head, config, "--workers", "2").until_checkpoint()
-    head.kill()
+    name = f"headless {lost.__name__}"
+    config = written(folder, name, **ON_RAY)
+    training = Training(folder, name).on_ray(other, head, config, "--workers", "2").until_checkpoint()
+    lost(head)
     interrupted(training, training.ends(150))
-    other.kill()
+    for host in (head, other):
+        host.kill()
+        host.plug()
     for host in (head, other):
         start_ray(host, head)
-    again = Training(folder, "headless").on_ray(other, head, config, "--workers", "2")
+    again = Training(folder, name).on_ray(other, head, config, "--workers", "2")
     assert again.ends(START + 100) == [0], again.said()
     assert apart(again.run, undisturbed) < 1e-7
 
