@@ -17,14 +17,15 @@ demo: $(VENV)/installed ## install, then run the main job on the borehole exampl
 test: lint ## install with the test extras, then lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
 
-# Smaller: make test-faults KILLS=50 KILLED_TRAININGS=10 FUZZ=2000; one part: make test-faults FAULTS=tests/faults/test_kills.py
+# Smaller: make test-faults KILLS=50 KILLED_TRAININGS=10 FUZZ=2000 SOAK=60; one part: make test-faults FAULTS=tests/faults/test_kills.py
 KILLS ?= 1000
 KILLED_TRAININGS ?= 200
 FUZZ ?= 100000
+SOAK ?= 1800
 FAULTS ?= tests
 test-faults: $(VENV)/installed-test ## every failing system call, kills by the thousand, fuzzing: takes hours
 	OMP_NUM_THREADS=1 VCAL_FAULTS_KILLS=$(KILLS) VCAL_FAULTS_KILLED_TRAININGS=$(KILLED_TRAININGS) VCAL_FAULTS_FUZZ=$(FUZZ) \
-		$(BIN)/python -m pytest -m faults $(FAULTS)
+		VCAL_FAULTS_SOAK=$(SOAK) $(BIN)/python -m pytest -m faults $(FAULTS)
 
 test-gpu: $(VENV)/installed-test ## on a machine with CUDA: equivalence tests on all its GPUs, and the benchmark
 	@$(BIN)/python -c 'import sys, torch; n = torch.cuda.device_count(); print(n, "CUDA device(s), torch", torch.__version__); sys.exit(n == 0 and "no CUDA device is visible to torch; install a CUDA build of torch into $(VENV), or use make test" or 0)'

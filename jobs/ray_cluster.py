@@ -5,15 +5,18 @@ Ray itself waits for ever for what it will never have; here such a request is re
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vcal_dist.errors import ConfigError
+from vcal_dist.errors import ConfigError, Disconnected
 
 # Lines of Ray's and torch's processes that help nobody. Without a dashboard the first comes every second.
 NOISE = (
@@ -30,6 +33,10 @@ QUIET = {
 CONNECT_SECONDS = 5.0  # Ray tries for minutes
 BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # where `ray up` leaves the cluster's file on its head
 Node = tuple[float, float]  # CPUs and GPUs
+
+
+class LostHead(Disconnected):
+    """The head of the cluster does not answer any more."""
 
 
 class Capacity(NamedTuple):
@@ -106,10 +113,21 @@ def connected(address: str | None = None) -> Iterator[None]:
         if address != "auto":
             raise _unreachable(address, _first_line(error)) from None
         ray.init("local", include_dashboard=False, **options)
+    leave: Callable[[], object] = ray.shutdown
     try:
         yield
+    except LostHead:  # Ray would wait for it for a minute, then crash beside the thread that is in a call of Ray's
+        leave = partial(atexit.register, _end_at_once)  # runs before Ray's own, which was registered earlier
+        raise
     finally:
-        ray.shutdown()
+        leave()
+
+
+def _end_at_once() -> None:
+    """Ends this process with status 1, without what Ray does at the end of the interpreter."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 def _reach(address: str) -> None:

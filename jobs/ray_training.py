@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from jobs.config import resolve
-from jobs.ray_cluster import Capacity, answers, capacity, head_address
+from jobs.ray_cluster import Capacity, LostHead, answers, capacity, head_address
 from jobs.ray_worker import MARK, STARTED, STOP, Meeting, Watch, raise_what_was_met, work
 from jobs.stopping import run_until_told
 from vcal_dist.config import Config
@@ -108,7 +108,7 @@ class _Waiting:
         if answers(self.head):
             self._heard = now
         elif now - self._heard > HEAD_SECONDS:
-            raise Disconnected(
+            raise LostHead(
                 f"the head of the Ray cluster, {self.head}, has not answered for {HEAD_SECONDS:g} s; once it runs "
                 "again, the same command goes on from the last checkpoint"
             )

@@ -1,7 +1,8 @@
-"""Real hosts on this machine: network namespaces with an address, a name and a cable each, and nothing left behind.
+"""Real hosts on this machine: namespaces with an address, a name, a cable and processes each, and nothing left behind.
 
 As on Debian and Ubuntu, a host's own name resolves to loopback there. The hosts share the file system but for one
-folder, `OWN`. Nothing in them reaches any other network.
+folder, `OWN`. Nothing in them reaches any other network, and none sees the processes of another: Ray takes any node
+whose processes it sees for one of this host, and the driver would join the head's in place of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def why_no_hosts() -> str:
     """Why hosts cannot be made on this machine; empty where they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for program in ("ip", "unshare"):
+    for program in ("ip", "unshare", "nsenter"):
         if shutil.which(program) is None:
             return f"there is no `{program}`"
     try:
@@ -57,13 +58,28 @@ class Host:
     address: str
     folder: Path = Path()  # what it sees at `OWN`
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    first: int | None = None  # its process 1, which all others end with
 
     @property
     def prefix(self) -> list[str]:
-        """Before a command: it then runs in this host, under the host's own name, with a folder of its own."""
+        """Before a command: it then runs in this host."""
+        if self.first is None:
+            self._boot()
+        return ["nsenter", f"--target={self.first}", "--all", "--wd"]
+
+    def _boot(self) -> None:
+        """Starts the process that holds the host's own name, folder and list of processes, and reaps orphans."""
         name = f"host{self.address.rpartition('.')[2]}"
-        setup = f'hostname {name}; mount --bind {self.folder} {OWN}; exec "$@"'
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", setup, "sh"]
+        setup = f"hostname {name} && mount --bind {self.folder} {OWN} && echo up && sleep infinity & wait"
+        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        command = ["ip", "netns", "exec", self.namespace, *own, "sh", "-c", setup]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.started.append(process)
+        assert process.stdout is not None
+        with process.stdout as said:
+            if said.readline() != "up\n":
+                raise OSError(f"{name} does not start")
+        self.first = psutil.Process(process.pid).children()[0].pid
 
     def start(
         self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, log: Path | None = None
@@ -118,6 +134,7 @@ class Host:
         for process in self.started:
             process.wait(10)
         self.started.clear()
+        self.first = None
 
 
 @contextlib.contextmanager

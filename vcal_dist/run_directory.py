@@ -29,14 +29,13 @@ from storage.store import Store
 from vcal_dist import tensorfile
 from vcal_dist.checkpoints import BEST, LAST, SCHEMA
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError, Malformed, ModelError
+from vcal_dist.errors import ConfigError, Disconnected, Malformed, ModelError
 from vcal_dist.run_place import SCRATCH, RunPlace
 
 CONFIG, ROWS, VERSIONS = "config.yaml", "rows.json", "versions.json"
 CHECKPOINTS, DATA, LOCK = "checkpoints", "data.zarr", "run.lock"
 OWN = (CONFIG, ROWS, VERSIONS, "metrics.csv", "posterior.safetensors", "posterior.nc")
 GLANCE = 0.2  # seconds, many times what a look at the lock takes: `is_held` holds it for a moment
-WAIT = 600.0  # seconds that other processes wait for the first
 PACKAGES = ("vcal-dist", "torch", "lightning", "numpy", "zarr", "dask", "ray", "arviz")
 WHERE = (  # and how something is computed, and not what
     "devices.accelerator",
@@ -86,7 +85,7 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
     if first:
         refuse_foreign(run)
     else:
-        wait(lambda: place.has(ROWS), f"begin the run in {place.url}")
+        wait(lambda: place.has(ROWS), f"begin the run in {place.url}", config.devices.timeout)
         store.refresh()
     place.fetch()
     if (run / CONFIG).exists():
@@ -226,12 +225,15 @@ def held(run: Path, patience: float = GLANCE, name: str = LOCK) -> Iterator[None
         lock.release()
 
 
-def wait(done: Callable[[], bool], what: str) -> None:
-    """Until the first process has done something that the others need."""
-    end = time.monotonic() + WAIT
+def wait(done: Callable[[], bool], what: str, seconds: float) -> None:
+    """Until the first process has done something that the others need; raises `Disconnected` after so many seconds."""
+    end = time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:
-            raise ConfigError(f"waited {WAIT:.0f} s for the first process to {what}")
+            raise Disconnected(
+                f"waited {seconds:g} s (devices.timeout) for the first process to {what}; it is gone, or slow to "
+                "start: look at what it said, and run the same command again"
+            )
         time.sleep(0.1)
 
 

@@ -483,7 +483,7 @@ def open_or_make(config: Config, *, first: bool = True) -> Store:
                 other = exists(config.store) and open_store(config.store).runs.rows > 0 and not made()
                 if other or not exists(config.store):
                     raise  # else another training makes it, which began at the same moment
-        wait(made, f"make the store {config.store}")
+        wait(made, f"make the store {config.store}", config.devices.timeout)
     return open_store(config.store)
 
 

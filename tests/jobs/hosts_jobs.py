@@ -1,9 +1,12 @@
-"""Trainings on several hosts: plain processes, and a Ray cluster without a dashboard."""
+"""Trainings on several hosts: plain processes, a Ray cluster without a dashboard, and a server that speaks S3."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,13 @@ class Training:
         self._until(self._all_ended, seconds)
         return [process.wait() for process in self.processes]
 
+    def runs(self, seconds: float) -> bool:
+        """Whether any of it still does after so many seconds."""
+        end = time.monotonic() + seconds
+        while not self._all_ended() and time.monotonic() < end:
+            time.sleep(0.05)
+        return not self._all_ended()
+
     def _until(self, found: Callable[[], bool], seconds: float) -> None:
         try:
             wait_for(found, seconds)
@@ -109,3 +119,52 @@ def start_ray(host: Host, head: Host, **variables: str) -> None:
 def of_ray(host: Host, word: str) -> list[psutil.Process]:
     """Ray's processes in a host, by a word of their command line."""
     return [one for one in host.processes() if word in " ".join(one.cmdline())]
+
+
+class S3:
+    """A server in a host of its own, with one bucket, that fails when told to."""
+
+    def __init__(self, host: Host, folder: Path) -> None:
+        self.told, self.log = folder / "fault", folder / "s3.log"
+        for left in (self.told, self.log):
+            left.unlink(missing_ok=True)
+        self.variables = {
+            "AWS_ENDPOINT_URL": f"http://{host.address}:9000",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        script = Path(__file__).with_name("faulty_s3.py")
+        host.start([sys.executable, script, host.address, "9000", self.told], env=ENV, log=self.log)
+
+    def made(self, host: Host) -> S3:
+        """With its bucket, which another host asks for until the server answers."""
+        make = "import boto3; boto3.client('s3').create_bucket(Bucket='bucket')"
+
+        def answers() -> bool:
+            try:
+                host.run([sys.executable, "-c", make], env=ENV | self.variables)
+            except (OSError, subprocess.TimeoutExpired):
+                return False
+            return True
+
+        wait_for(answers, 60)
+        return self
+
+    def fails(self, how: str) -> None:
+        """From now on, with every request: with status 500, or after so many seconds."""
+        self.told.write_text(how, encoding="utf-8")
+
+    def recovers(self) -> None:
+        self.told.unlink(missing_ok=True)
+
+    def said(self) -> str:
+        """Its log: a line for every request."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def fetched(self, host: Host, name: str, target: Path) -> Path:
+        """A copy of a run in the bucket."""
+        shutil.rmtree(target, ignore_errors=True)
+        script = f"import s3fs; s3fs.S3FileSystem().get('bucket/{name}', '{target}', recursive=True)"
+        host.run([sys.executable, "-c", script], env=ENV | self.variables)
+        return target

@@ -6,10 +6,7 @@ number of seconds. The result is that of an undisturbed run.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import psutil
 import pytest
 
 from tests.hosts_kit import Host, hosts, why_no_hosts
-from tests.jobs.hosts_jobs import ENV, Training, of_ray, start_ray, train_here, written
+from tests.jobs.hosts_jobs import S3, Training, of_ray, start_ray, train_here, written
 from tests.vcal_dist.training_kit import apart, make_store, wait_for
 
 pytestmark = [
@@ -31,6 +28,8 @@ TIMEOUT = 20  # seconds, of devices.timeout
 START_TIMEOUT = 60  # seconds, of --start-timeout: processes on Ray take half of it to start
 START = 100  # seconds that processes may take to start, on a machine that is busy otherwise
 TWO_NODES: dict[str, Any] = {**LONG, "devices": {"devices": 1, "num_nodes": 2, "timeout": TIMEOUT}}
+IN_S3: dict[str, Any] = {"output": "s3://bucket/run", "checkpoints": {"every_steps": None, "every_seconds": 2.0}}
+SENT = "PUT /bucket/run/checkpoints/last"  # in the log of the server
 ON_RAY: dict[str, Any] = {**LONG, "devices": {"timeout": 3 * TIMEOUT}}  # its processes start more slowly
 
 
@@ -164,20 +163,24 @@ def test_ray_starts_again_when_a_process_in_another_host_is_killed(
     assert apart(training.run, undisturbed) < 1e-7
 
 
+@pytest.mark.parametrize("lost", [Host.kill, Host.unplug])
 def test_the_driver_ends_with_one_line_when_the_head_is_lost(
-    three: list[Host], folder: Path, undisturbed: Path
+    three: list[Host], folder: Path, undisturbed: Path, lost: Callable[[Host], None]
 ) -> None:
     head, other = three[:2]
     for host in (head, other):
         start_ray(host, head)
-    config = written(folder, "headless", **ON_RAY)
-    training = Training(folder, "headless").on_ray(other, head, config, "--workers", "2").until_checkpoint()
-    head.kill()
+    name = f"headless {lost.__name__}"
+    config = written(folder, name, **ON_RAY)
+    training = Training(folder, name).on_ray(other, head, config, "--workers", "2").until_checkpoint()
+    lost(head)
     interrupted(training, training.ends(150))
-    other.kill()
+    for host in (head, other):
+        host.kill()
+        host.plug()
     for host in (head, other):
         start_ray(host, head)
-    again = Training(folder, "headless").on_ray(other, head, config, "--workers", "2")
+    again = Training(folder, name).on_ray(other, head, config, "--workers", "2")
     assert again.ends(START + 100) == [0], again.said()
     assert apart(again.run, undisturbed) < 1e-7
 
@@ -186,71 +189,38 @@ def test_the_driver_ends_with_one_line_when_the_head_is_lost(
 
 
 @pytest.fixture
-def s3(three: list[Host], folder: Path) -> tuple[dict[str, str], Path]:
-    """The variables that lead to a server in the third host, and the file that makes it fail."""
-    host, told, log = three[2], folder / "fault", folder / "s3.log"
-    log.unlink(missing_ok=True)
-    told.unlink(missing_ok=True)
-    script = Path(__file__).with_name("faulty_s3.py")
-    host.start([sys.executable, script, host.address, "9000", told], env=ENV, log=log)
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{host.address}:9000",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    make = "import boto3; boto3.client('s3').create_bucket(Bucket='bucket')"
-
-    def made() -> bool:
-        try:
-            three[0].run([sys.executable, "-c", make], env=ENV | variables)
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return True
-
-    wait_for(made, 60)
-    return variables, told
-
-
-def fetched(host: Host, variables: dict[str, str], name: str, target: Path) -> Path:
-    shutil.rmtree(target, ignore_errors=True)
-    script = f"import s3fs; s3fs.S3FileSystem().get('bucket/{name}', '{target}', recursive=True)"
-    host.run([sys.executable, "-c", script], env=ENV | variables)
-    return target
+def s3(three: list[Host], folder: Path) -> S3:
+    return S3(three[2], folder).made(three[0])
 
 
 @pytest.mark.parametrize("fault", ["500", "0.3"])
 def test_training_outlasts_an_object_store_that_fails_for_a_while(
-    three: list[Host], folder: Path, undisturbed: Path, s3: tuple[dict[str, str], Path], fault: str
+    three: list[Host], folder: Path, undisturbed: Path, s3: S3, fault: str
 ) -> None:
-    variables, told = s3
-    sections = {**TWO_NODES, "output": "s3://bucket/run", "checkpoints": {"every_steps": None, "every_seconds": 2.0}}
-    sections["devices"] = {**TWO_NODES["devices"], "timeout": 200}
-    config = written(folder, "s3", **sections)
-    training = Training(folder, f"s3 {fault}").plainly(three[:2], config, **variables)
-    wait_for(lambda: "PUT /bucket/run/checkpoints/last" in (folder / "s3.log").read_text(), START)
-    told.write_text(fault)
-    wait_for(lambda: (folder / "s3.log").read_text().count("500 -") > 3 if fault == "500" else True, 60)
+    config = written(folder, "s3", **{**TWO_NODES, **IN_S3, "devices": {**TWO_NODES["devices"], "timeout": 200}})
+    training = Training(folder, f"s3 {fault}").plainly(three[:2], config, **s3.variables)
+    wait_for(lambda: SENT in s3.said(), START)
+    s3.fails(fault)
+    line, some = ("500 -", 3) if fault == "500" else (SENT, s3.said().count(SENT))
+    wait_for(lambda: s3.said().count(line) > some, 60)
     with pytest.raises(psutil.TimeoutExpired):
         psutil.Process(training.processes[0].pid).wait(10)
-    told.unlink()
+    s3.recovers()
     assert training.ends(250) == [0, 0], training.said()
-    assert apart(fetched(three[0], variables, "run", folder / f"copy {fault}"), undisturbed) < 1e-7
+    assert apart(s3.fetched(three[0], "run", folder / f"copy {fault}"), undisturbed) < 1e-7
 
 
 def test_an_object_store_that_stays_away_ends_training_with_one_line(
-    three: list[Host], folder: Path, undisturbed: Path, s3: tuple[dict[str, str], Path]
+    three: list[Host], folder: Path, undisturbed: Path, s3: S3
 ) -> None:
-    variables, told = s3
-    sections = {**LONG, "output": "s3://bucket/run", "checkpoints": {"every_steps": None, "every_seconds": 2.0}}
-    config = written(folder, "away", **sections)
-    training = Training(folder, "away").plainly(three[:1], config, **variables)
-    wait_for(lambda: "PUT /bucket/run/checkpoints/last" in (folder / "s3.log").read_text(), START)
-    told.write_text("500")
+    config = written(folder, "away", **{**LONG, **IN_S3})
+    training = Training(folder, "away").plainly(three[:1], config, **s3.variables)
+    wait_for(lambda: SENT in s3.said(), START)
+    s3.fails("500")
     assert training.ends(300) == [1], training.said()
     assert "cannot write s3://bucket/run/" in one_line(training.said())
-    told.unlink()
-    again = Training(folder, "away again").plainly(three[:1], config, **variables)
+    s3.recovers()
+    again = Training(folder, "away again").plainly(three[:1], config, **s3.variables)
     assert again.ends(200) == [0], again.said()
     assert "going on after step" in again.said()
-    assert apart(fetched(three[0], variables, "run", folder / "copy away"), undisturbed) < 1e-7
+    assert apart(s3.fetched(three[0], "run", folder / "copy away"), undisturbed) < 1e-7

@@ -22,7 +22,7 @@ from storage.store import Store, create, open_store
 from tests.vcal_dist.training_kit import append, assert_same, config, generate, make_store, problem, settings, tensors
 from vcal_dist import run_directory, training
 from vcal_dist.config import Config
-from vcal_dist.errors import ConfigError, ModelError
+from vcal_dist.errors import ConfigError, Disconnected, ModelError
 from vcal_dist.plan import Chosen, Totals
 from vcal_dist.problems import borehole
 from vcal_dist.run_directory import FREE, LOCK, Before, begin, compare, held, is_held, look
@@ -348,10 +348,10 @@ def test_another_process_waits_for_the_first_and_takes_its_rows(tmp_path: Path, 
     assert found[0].rows == (450, 60)
 
 
-def test_waiting_has_an_end(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_directory, "WAIT", 0.2)
-    with pytest.raises(ConfigError, match="for the first process to begin the run"):
-        seen(config(store, tmp_path / "run"), tmp_path / "run", open_store(store), first=False)
+def test_waiting_ends_after_the_time_out_of_the_processes(tmp_path: Path, store: Path) -> None:
+    asked = config(store, tmp_path / "run", devices={"timeout": 0.2})
+    with pytest.raises(Disconnected, match=r"waited 0.2 s \(devices.timeout\) for the first process to begin the run"):
+        seen(asked, tmp_path / "run", open_store(store), first=False)
     with pytest.raises(StoreError, match="there is no store"):
         train(config(tmp_path / "none.zarr", tmp_path / "run"), progress=False)
     assert not (tmp_path / "run").exists()
