@@ -98,3 +98,40 @@ def test_a_configuration_holds_no_secret(key: str) -> None:
     with pytest.raises(ConfigError, match=r"would be kept in every file of the run.*environment") as caught:
         Config.parse(plain)
     assert not any(secret in str(caught.value) for secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [SIGNED],
+        ["jobs", SIGNED],
+        ["train", "--on", SIGNED],
+        ["train", "--retries", SIGNED],
+        ["train", "c.yaml", "--workers", SIGNED],
+        ["train", f"--{SIGNED}"],
+        ["inspect", f"--nope={SIGNED}", SIGNED, SIGNED],
+        ["reproduce", SIGNED],
+        ["train", "c.yaml", f"stor={SIGNED}"],
+        ["train", "c.yaml", f"fit.{SIGNED}"],
+        ["train", "c.yaml", f"model.eta: [{SIGNED}"],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(SIGNED, "URL"),
+)
+def test_usage_errors_do_not_repeat_secrets(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("store: s.zarr\n")
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code in (1, 2)
+    said = "".join(capsys.readouterr().err.split()).replace("│", "")  # it may stand in a box, folded
+    assert said
+    assert not any(secret in said for secret in SECRETS)
+
+
+def test_usage_errors_do_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([BAD[:-1]], ["train", "--on", BAD[:-1]], ["train", f"--{BAD[:-1]}"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert plain(capsys.readouterr().err)
