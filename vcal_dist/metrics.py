@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
+
+from storage.regular import open_regular
 
 METRICS = "metrics.csv"
+MOST_CHARACTERS = 1 << 17  # of a line, as the csv module has it for a cell
 
 
 def read_metrics(run: Path) -> list[dict[str, str]]:
     """The sound rows, in their order; a writer that died, or a full disk, may have left the last one in half."""
     try:
-        with (run / METRICS).open(encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(file) if _is_sound(row)]
+        with open_regular(run / METRICS) as data, io.TextIOWrapper(data, encoding="utf-8", newline="") as file:
+            return [row for row in csv.DictReader(_lines(file)) if _is_sound(row)]
     except (OSError, UnicodeDecodeError, csv.Error):
         return []
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, one at a time in memory also where it has no ends of lines."""
+    while line := file.readline(MOST_CHARACTERS):
+        if len(line) == MOST_CHARACTERS:
+            raise csv.Error("a line has no end")
+        yield line
 
 
 def _is_sound(row: Mapping[str, str | None]) -> bool:

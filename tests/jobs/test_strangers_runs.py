@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -19,6 +20,7 @@ from jobs.run_state import resume_command
 from tests.vcal_dist.report.runs_kit import trained
 from vcal_dist.errors import ConfigError
 from vcal_dist.locations import is_remote, remote_locations
+from vcal_dist.metrics import read_metrics
 from vcal_dist.posterior import Posterior
 from vcal_dist.run_place import inside, run_place
 
@@ -168,6 +170,30 @@ def test_files_of_a_sweep_are_records_too(tmp_path: Path) -> None:
 def test_what_is_on_the_network(location: str, remote: bool) -> None:
     assert is_remote(location) == remote
     assert remote_locations({"store": location}) == ({"store": location} if remote else {})
+
+
+@pytest.mark.timeout(30)
+def test_no_pipe_or_device_beside_a_run_is_waited_for(
+    sent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f.relative_to(sent) for f in sent.rglob("*") if f.is_file() and "tensorboard" not in f.parts]
+    for name in names:
+        shutil.copytree(sent, tmp_path / "run")
+        (tmp_path / "run" / name).unlink()
+        if name.suffix == ".csv":
+            (tmp_path / "run" / name).symlink_to("/dev/zero")
+        else:
+            os.mkfifo(tmp_path / "run" / name)
+        assert vcal("inspect", tmp_path / "run") in (0, 1)
+        assert "Traceback" not in capsys.readouterr().err
+        shutil.rmtree(tmp_path / "run")
+    assert {"config.yaml", "metrics.csv", "versions.json", "rows.json"} <= {str(name) for name in names}
+
+
+def test_records_without_an_end_of_line_take_no_memory(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.csv").open("wb") as file:
+        file.truncate(1 << 36)  # a hole takes no disk
+    assert read_metrics(tmp_path) == []
 
 
 def test_an_object_s_name_never_leads_out_of_the_run(s3_url: str, tmp_path: Path) -> None:
