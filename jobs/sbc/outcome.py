@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -123,7 +124,7 @@ def _sound(asked: Asked, number: int, record: dict[str, Any], names: list[str]) 
             sound = isinstance(record["failed"], str)
         else:
             told = _Done.model_validate_json(json.dumps(record))
-            parts = [told.truth, told.pit, told.mean, told.sd, *told.intervals.values()]
+            parts: list[Mapping[str, Any]] = [told.truth, told.pit, told.mean, told.sd, *told.intervals.values()]
             sound = all(set(names) <= part.keys() for part in parts) and set(map(str, LEVELS)) <= told.intervals.keys()
             sound = sound and all(math.isfinite(float(level)) for level in told.intervals)
         why = "" if sound and told.number == number else "it is of another replicate, or of other parameters"
