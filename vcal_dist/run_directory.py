@@ -189,7 +189,7 @@ def keep_rows(run: Path, rows: tuple[int, int]) -> None:
 
 def settings_checksum(path: Path) -> str:
     """Of what a run's configuration says, but for what may change, and for where its store lies: it may be moved."""
-    return documents.checksum({k: v for k, v in _flat(_read(path)) if not _is_among(k, (*FREE, "store"))})
+    return documents.checksum({k: v for k, v in _flat(read_mapping(path)) if not _is_among(k, (*FREE, "store"))})
 
 
 def _flat(section: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
@@ -270,7 +270,7 @@ def wait(done: Callable[[], bool], what: str) -> None:
 
 def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = FREE) -> None:
     """Raises if a file holds another configuration than the plain one, but for keys that may change."""
-    before = _completed(_read(path))
+    before = _completed(read_mapping(path))
     now = strict_yaml.parse(strict_yaml.dump(plain), what, ConfigError)
     changed = [
         f"  {key}: {old!r} before, {new!r} now"
@@ -285,7 +285,7 @@ def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = 
         )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """A mapping in YAML or JSON, which is YAML too."""
     found = strict_yaml.read(path, ConfigError)
     if not isinstance(found, dict):
@@ -311,7 +311,7 @@ def read_rows(path: Path) -> tuple[int, int]:
 
 def _kept(path: Path) -> dict[str, Any]:
     """What rows.json holds, which must match its checksum."""
-    return documents.unsealed(_read(path), str(path), ConfigError, _restore(path))
+    return documents.unsealed(read_mapping(path), str(path), ConfigError, _restore(path))
 
 
 def _restore(path: Path) -> str:

@@ -15,7 +15,7 @@ import yaml
 from jobs.cli import main
 from jobs.sweeps.checks import check_with_data
 from jobs.sweeps.directory import begin
-from jobs.sweeps.outcome import ranked
+from jobs.sweeps.outcome import _keep_best, ranked
 from jobs.sweeps.page import page
 from jobs.sweeps.settings import Sweep, load
 from jobs.sweeps.trial import Folder, Rung, Trial, left, run_trial
@@ -305,3 +305,6 @@ def test_posteriors_of_another_problem_among_the_trials_are_refused(tmp_path: Pa
         ConfigError, match=r"trial 1 has a posterior of other parameters than trial 0.*; delete .*trials/1"
     ):
         page(tried, trials, ())
+    (Folder(tried, 0).rung(tried.last_rung) / "config.yaml").write_text("[]")
+    with pytest.raises(ConfigError, match=r"config\.yaml is damaged"):
+        _keep_best(tried, trials[0])
