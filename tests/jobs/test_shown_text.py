@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.padding import Padding
 from rich.text import Text
 
@@ -15,6 +17,8 @@ import storage
 from jobs.cli import main
 from jobs.console import print_json, stderr, stdout, table
 from storage.errors import IngestError, StoreError
+from tests.storage.conftest import PROBLEM
+from tests.storage.test_regular import zarr_v2
 from tests.vcal_dist.training_kit import problem
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
@@ -61,6 +65,29 @@ def test_warnings_of_the_packages_are_shown_without_them(capsys: pytest.CaptureF
     assert err.count("lab.example") == 2
     assert plain(err)
     assert not any(secret in err for secret in SECRETS)
+
+
+def test_what_libraries_say_of_files_is_shown_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Zarr names in a warning what it finds in a folder and does not know."""
+    zarr_v2(tmp_path / "r.zarr")
+    bad = BAD.removesuffix("\ud800")
+    (tmp_path / "r.zarr" / bad).mkdir()
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(PROBLEM))
+    with warnings.catch_warnings(), monkeypatch.context() as changed:
+        warnings.simplefilter("default")
+        changed.setattr(logging, "lastResort", None)
+        with pytest.raises(SystemExit):
+            main(
+                ["ingest", str(tmp_path / "p.yaml"), "--runs", str(tmp_path / "r.zarr"), "-o", str(tmp_path / "s.zarr")]
+            )
+        assert logging.lastResort is not None
+        logging.lastResort.handle(logging.makeLogRecord({"msg": f"{bad} {SIGNED}"}))
+    err = capsys.readouterr().err
+    assert err.count(r"\x1b]0;owned") >= 2
+    assert plain(err)
+    assert "hunter2" not in err
 
 
 def test_provenance_keeps_where_files_came_from_without_secrets(tmp_path: Path) -> None:
