@@ -15,6 +15,7 @@ from jobs.sweeps.settings import Sweep
 from jobs.sweeps.trial import Folder, Trial, read_trials
 from storage import strict_yaml
 from storage.places import write_durably
+from storage.text import no_formula
 from vcal_dist.plots.style import write
 from vcal_dist.posterior import FILE, Posterior
 from vcal_dist.run_directory import CONFIG, LOCK, read_mapping
@@ -117,6 +118,8 @@ def _write_table(sweep: Sweep, trials: list[Trial]) -> None:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return no_formula(value)
     return "" if value is None else repr(value) if isinstance(value, float) else value
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from rich.padding import Padding
@@ -16,6 +18,8 @@ from rich.text import Text
 import storage
 from jobs.cli import main
 from jobs.console import print_json, stderr, stdout, table
+from jobs.prediction_files import write
+from jobs.predictions import Field
 from storage.errors import IngestError, StoreError
 from tests.storage.conftest import PROBLEM
 from tests.storage.test_regular import zarr_v2
@@ -162,3 +166,11 @@ def test_usage_errors_do_not_command_the_terminal(capsys: pytest.CaptureFixture[
         with pytest.raises(SystemExit):
             main(arguments)
         assert plain(capsys.readouterr().err)
+
+
+def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
+    names = ['=WEBSERVICE("http:"&CHAR(47))', "@SUM(A1)", "-x", "flow = 1"]
+    fields = [Field(name, "", "") for name in names]
+    write(tmp_path / "p.csv", fields, [[np.ones(1)] * 4], rows=1, block_rows=1, about={})
+    with (tmp_path / "p.csv").open(encoding="utf-8", newline="") as file:
+        assert next(csv.reader(file)) == [*(f"'{name}" for name in names[:3]), names[3]]
