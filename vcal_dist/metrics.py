@@ -12,6 +12,7 @@ from typing import TextIO
 from storage.regular import open_regular
 
 METRICS = "metrics.csv"
+MOST_DIGITS = 18  # of a number of steps; Python reads no more than some thousands
 MOST_CHARACTERS = 1 << 17  # of a line, as the csv module has it for a cell
 
 
@@ -33,7 +34,9 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _is_sound(row: Mapping[str, str | None]) -> bool:
-    return bool((row.get("step") or "").isdecimal() and row.get("phase") and real(row.get("seconds")) is not None)
+    step = row.get("step") or ""
+    counts = step.isdecimal() and len(step) <= MOST_DIGITS
+    return bool(counts and row.get("phase") and real(row.get("seconds")) is not None)
 
 
 def real(text: str | None) -> float | None:

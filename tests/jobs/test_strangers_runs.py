@@ -22,6 +22,7 @@ from vcal_dist.errors import ConfigError
 from vcal_dist.locations import is_remote, remote_locations
 from vcal_dist.metrics import read_metrics
 from vcal_dist.posterior import Posterior
+from vcal_dist.records import records_until
 from vcal_dist.run_place import inside, run_place
 
 
@@ -194,6 +195,11 @@ def test_records_without_an_end_of_line_take_no_memory(tmp_path: Path) -> None:
     with (tmp_path / "metrics.csv").open("wb") as file:
         file.truncate(1 << 36)  # a hole takes no disk
     assert read_metrics(tmp_path) == []
+
+
+def test_a_step_of_more_digits_than_python_reads_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(f"step,phase,seconds\n{'9' * 5000},emulator,1\n12,emulator,1\n")
+    assert [row["step"] for row in records_until(tmp_path, 20)] == ["12"]
 
 
 def test_an_object_s_name_never_leads_out_of_the_run(s3_url: str, tmp_path: Path) -> None:
