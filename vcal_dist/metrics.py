@@ -12,6 +12,7 @@ from typing import TextIO
 from storage.regular import open_regular
 
 METRICS = "metrics.csv"
+MOST_PHASES = 100  # of a run, which has about ten
 MOST_DIGITS = 18  # of a number of steps; Python reads no more than some thousands
 MOST_CHARACTERS = 1 << 17  # of a line, as the csv module has it for a cell
 
@@ -20,9 +21,17 @@ def read_metrics(run: Path) -> list[dict[str, str]]:
     """The sound rows, in their order; a writer that died, or a full disk, may have left the last one in half."""
     try:
         with open_regular(run / METRICS) as data, io.TextIOWrapper(data, encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(_lines(file)) if _is_sound(row)]
+            phases: set[str] = set()
+            return [row for row in csv.DictReader(_lines(file)) if _is_sound(row) and _is_few(row["phase"], phases)]
     except (OSError, UnicodeDecodeError, csv.Error):
         return []
+
+
+def _is_few(phase: str, phases: set[str]) -> bool:
+    """Whether a phase is among the first, which are remembered: each has charts of its own, which take a while."""
+    if len(phases) < MOST_PHASES:
+        phases.add(phase)
+    return phase in phases
 
 
 def _lines(file: TextIO) -> Iterator[str]:

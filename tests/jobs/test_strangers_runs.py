@@ -197,6 +197,14 @@ def test_records_without_an_end_of_line_take_no_memory(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
+def test_phases_without_end_are_left_out(tmp_path: Path) -> None:
+    """The report draws each of them, for half an hour if there are a megabyte of them."""
+    lines = "".join(f"{i},phase {i},1\n" for i in range(5000))
+    (tmp_path / "metrics.csv").write_text(f"step,phase,seconds\n{lines}6000,phase 3,1\n")
+    steps = [int(row["step"]) for row in read_metrics(tmp_path)]
+    assert (len(steps), steps[-1]) == (101, 6000)
+
+
 def test_a_step_of_more_digits_than_python_reads_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(f"step,phase,seconds\n{'9' * 5000},emulator,1\n12,emulator,1\n")
     assert [row["step"] for row in records_until(tmp_path, 20)] == ["12"]
