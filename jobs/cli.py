@@ -1,11 +1,13 @@
 """The `vcal` command: arranges the subcommands and turns errors into messages."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from jobs.commands import (
     bench,
@@ -27,12 +29,40 @@ from jobs.commands import jobs as ray_jobs
 from jobs.commands.many_values import ManyValuesCommand
 from jobs.console import show_warnings, stderr, stdout
 from storage.errors import VcalError
+from storage.text import cleaned, redacted
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
 SPEAK_FOR_THEMSELVES = ("train", "sweep", "sbc", "submit", "jobs")  # commands that say how to go on
+WRONG_USAGE: Any = typer.BadParameter.__base__  # of all such errors; Typer gives it no name of its own
+
+
+class _Commands(TyperGroup):
+    """All commands. What was typed wrongly is shown again, but for secrets and control characters.
+
+    Typer prints such errors itself, so that they are changed on their way to it.
+    """
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with _shown_safely():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _shown_safely():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _shown_safely() -> Iterator[None]:
+    try:
+        yield
+    except WRONG_USAGE as error:
+        error.message = cleaned(redacted(error.message))
+        raise
+
 
 app = typer.Typer(
     name="vcal",
+    cls=_Commands,
     help="Distributed Bayesian calibration of computer models.",
     no_args_is_help=True,
     add_completion=False,

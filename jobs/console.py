@@ -7,9 +7,10 @@ import os
 import shlex
 import shutil
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
@@ -45,11 +46,29 @@ class ConsoleHandler(logging.Handler):
 
 
 def show_warnings() -> None:
-    """Lets the packages' own loggers speak through the console; once is enough."""
+    """Lets the packages' own loggers speak through the console, and those of libraries: they repeat names in files."""
+    warnings.showwarning = _show_warning
+    logging.lastResort = ConsoleHandler(logging.WARNING)
     for name in ("storage", "vcal_dist"):
         logger = logging.getLogger(name)
         if not any(isinstance(handler, ConsoleHandler) for handler in logger.handlers):
             logger.addHandler(ConsoleHandler(logging.WARNING))
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """As Python does it, which sends the text as it is."""
+    text = warnings.formatwarning(message, category, filename, lineno, line).rstrip()
+    if file is None:
+        stderr().print(text, soft_wrap=True)
+    else:
+        file.write(f"{cleaned(redacted(text))}\n")
 
 
 def stdout() -> Console:

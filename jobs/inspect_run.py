@@ -60,7 +60,7 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
     """Everything in plain values, and the posterior if it is there; what cannot be read is named as damage."""
     from storage.errors import VcalError
     from vcal_dist.posterior import DRAWS_FILE, Posterior
-    from vcal_dist.run_directory import is_held
+    from vcal_dist.run_directory import check_settings, is_held
 
     damage: list[str] = []
 
@@ -72,6 +72,9 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
             return None
 
     config = sound(lambda: read_config(run))
+    rows = sound(lambda: _rows(run / ROWS)) if (run / ROWS).is_file() else None
+    if config is not None and rows is not None:
+        sound(lambda: check_settings(run))
     done = (run / POSTERIOR).is_file()
     training = not done and is_held(run)
     posterior = sound(lambda: Posterior.load(run)) if done else None
@@ -92,7 +95,7 @@ def describe(run: Path) -> tuple[dict[str, Any], Posterior | None]:
         },
         "problem": None if problem is None else problem.model_dump(mode="json"),
         "priors": {} if problem is None else {v.name: str(v.prior) for v in problem.calibration_inputs},
-        "rows": sound(lambda: _rows(run / ROWS)) if (run / ROWS).is_file() else None,
+        "rows": rows,
         "posterior": None if posterior is None else _posterior(posterior, run),
         "stages": stages(run),
         "versions": sound(lambda: _mapping(run / VERSIONS)),

@@ -23,6 +23,7 @@ from jobs.predictions import Field
 from storage import documents
 from storage.errors import StoreError
 from storage.room import because, check_file_size
+from storage.text import no_formula
 
 Array = NDArray[np.float64]
 Write = Callable[[Sequence[Array]], None]
@@ -128,7 +129,7 @@ def _csv(path: Path, fields: Sequence[Field], rows: int, block_rows: int, about:
     names = flat_names(fields)
     schema = pa.schema([(str(i), pa.float64()) for i in range(len(names))])
     header = io.StringIO()
-    csv.writer(header, lineterminator="\n").writerow(names)
+    csv.writer(header, lineterminator="\n").writerow(map(no_formula, names))
     with path.open("wb") as file:
         file.write(header.getvalue().encode())
         with arrow_csv.CSVWriter(file, schema, write_options=arrow_csv.WriteOptions(include_header=False)) as writer:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jobs.ray_probe import foreign_cluster
 from vcal_dist.errors import ConfigError, Disconnected
 
 # Lines of Ray's and torch's processes that help nobody. Without a dashboard the first comes every second.
@@ -100,6 +101,13 @@ def connected(address: str | None = None) -> Iterator[None]:
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    foreign = foreign_cluster() if address == "auto" else None
+    if foreign is not None:
+        raise ConfigError(
+            f"Ray would connect to {foreign}, which is another user's word, and let that user run programs as you; say "
+            "--address HOST:PORT for a cluster that you trust, or --address local for a new one. Set RAY_TMPDIR to a "
+            "folder of your own, too, where somebody else owns the one of Ray"
+        )
     _reach(address)
     options: Any = {"logging_level": "error"}
     try:

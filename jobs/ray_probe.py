@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -12,6 +13,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from storage.regular import open_regular
 
 DEFAULT_ADDRESS = "127.0.0.1:6379"
 CONNECT_SECONDS = 2.0
@@ -42,6 +45,9 @@ def probe() -> Probe:
     if given == "local":
         return Probe(given, configured=False, reachable=False, detail="every job starts its own")
     configured = given not in ("", "auto")
+    foreign = None if configured else foreign_cluster()
+    if foreign is not None:
+        return Probe(foreign, configured, reachable=False, detail="another user says so: give --address to go there")
     current = _current_cluster()
     address = given if configured else current or DEFAULT_ADDRESS
     try:
@@ -60,13 +66,39 @@ def probe() -> Probe:
     return Probe(address, configured, reachable=True, detail=detail)
 
 
+def foreign_cluster() -> str | None:
+    """Where Ray would go by itself although another user says so, with the right to run programs here as this one.
+
+    Ray takes the first cluster whose processes it sees on the machine, whoever runs them, or the address in a file
+    below the temporary directory, whoever wrote it. The machine's administrator is trusted.
+    """
+    import psutil
+
+    trusted = {os.getuid(), 0}
+    path = _current_file()
+    with contextlib.suppress(OSError):
+        # In a folder of somebody else, the file can be another one in a moment.
+        if not {path.parent.stat().st_uid, path.lstat().st_uid, path.stat().st_uid} <= trusted:
+            return _current_cluster() or str(path)
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"] or [""], process.info["uids"]
+        if Path(words[0].partition(" ")[0]).name == "raylet" and uids is not None and uids.real not in trusted:
+            found = (word.partition("=")[2] for word in " ".join(words).split() if word.startswith("--gcs-address="))
+            return next(found, f"process {process.pid}")
+    return None
+
+
 def _current_cluster() -> str | None:
     """The address that `ray start` left on this machine."""
-    path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
     try:
-        return path.read_text(encoding="utf-8").strip() or None
-    except OSError:
+        with open_regular(_current_file()) as file:
+            return file.read(1000).decode().strip() or None
+    except (OSError, UnicodeDecodeError):
         return None
+
+
+def _current_file() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from zarr.storage import LocalStore
 
 from storage.bounded_zstd import BoundedZstd, decompress
 from storage.errors import DamagedChunk, StoreError
+from storage.regular import open_regular
 from storage.room import because
 
 ZarrArray = zarr.Array[ArrayV3Metadata]
@@ -61,12 +62,12 @@ class ChunkReader:
     def _read_file(self, path: Path, index: int) -> NDArray[np.floating]:
         size = self.rows * self.width * self.dtype.itemsize
         try:
-            with path.open("rb", buffering=0) as file:
+            with open_regular(path) as file:
                 stored = os.fstat(file.fileno()).st_size
                 if stored > size + size // 64 + 1024:  # zstd adds less to what it cannot compress
                     raise self.damaged(index, f"it has {stored} bytes for rows of {size}")
                 raw = _buffer("raw", stored)
-                if file.readinto(raw.data) != len(raw):
+                if file.raw.readinto(raw.data) != len(raw):
                     raise self.damaged(index, "it changed while being read")
         except FileNotFoundError:
             raise self.damaged(index, "its file is missing") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from storage.errors import VcalError
+from storage.regular import open_regular
 from storage.room import because
 
 MOST_BYTES = 32 << 20
@@ -53,7 +54,7 @@ def unsealed(found: dict[str, Any], name: str, error: type[VcalError], cure: str
 def read(path: Path, error: type[VcalError], cure: str) -> dict[str, Any]:
     """The mapping in a file, which must match its checksum where it has one."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as fault:
         raise error(f"cannot read {path}: {because(fault)}") from fault

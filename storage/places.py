@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from storage.documents import MOST_BYTES
 from storage.errors import CommitUnknown, StoreError
 from storage.links import refuse_links
+from storage.regular import open_regular
 from storage.room import because, check_output
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class LocalPlace:
 
     def read(self, key: str) -> tuple[bytes, str] | None:
         try:
-            with (self.path / key).open("rb") as file:
+            with open_regular(self.path / key) as file:
                 data = file.read(MOST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None

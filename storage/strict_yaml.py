@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from storage.errors import VcalError
+from storage.regular import open_regular
 from storage.room import because
 
 MOST_BYTES = 1 << 20  # of a file: some seconds of reading
@@ -134,7 +135,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 def read(path: str | Path, error: type[VcalError], what: str = "the file") -> Any:
     """What a YAML file holds, None if nothing; whatever is wrong with it is an `error` that names it."""
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as fault:
         raise error(f"cannot read {what} {path}: {because(fault)}") from fault

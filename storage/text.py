@@ -43,6 +43,15 @@ def cleaned(text: str) -> str:
     return _UNSAFE.sub(lambda found: _escaped(ord(found[0])), text)
 
 
+def no_formula(text: str) -> str:
+    """The text as a cell of a CSV file that a spreadsheet shows, and does not compute.
+
+    >>> no_formula("=1+1"), no_formula("flow")
+    ("'=1+1", 'flow')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def escaped_json(text: str) -> str:
     """JSON with the same characters as JSON escapes them."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

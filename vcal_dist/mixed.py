@@ -23,8 +23,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from storage import documents
 from storage.errors import StoreError
 from storage.places import LocalPlace
+from storage.regular import open_regular
 from storage.room import because
 from vcal_dist.answers import Answers, Array, Asked, Block, Predicted, to_numpy
 from vcal_dist.errors import ModelError
@@ -172,7 +174,8 @@ class Averaged(Answers):
         path = Path(path)
         path = path / MIXTURE if path.is_dir() else path
         try:
-            tree = json.loads(path.read_bytes())
+            with open_regular(path) as file:
+                tree = json.loads(file.read(documents.MOST_BYTES))
         except OSError as error:
             raise ModelError(f"cannot read {path}: {because(error)}") from error
         except (ValueError, RecursionError) as error:

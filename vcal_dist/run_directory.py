@@ -2,7 +2,8 @@
 
 runs/NAME/
   config.yaml             what was asked for, with every default written out
-  rows.json               how many rows the store had when the run began: it never reads more
+  rows.json               how many rows the store had when the run began: it never reads more; and what
+                          decides the result in config.yaml, as a checksum: people copy that file, and edit the copy
   versions.json           of Python and the packages
   checkpoints/            last.safetensors, best.safetensors
   metrics.csv, tensorboard/
@@ -50,6 +51,7 @@ WHERE = (  # and how something is computed, and not what
 )
 # What may change between an interrupted run and the one that goes on with it.
 FREE = ("output", "generate", "checkpoints", "record_every", *WHERE)
+SETTINGS = "config"  # in rows.json: the checksum of the configuration
 
 
 FORM = {  # of a checkpoint
@@ -98,6 +100,7 @@ def look(config: Config, place: RunPlace, store: Store, *, first: bool = True) -
                 f"use that version, bring the file back, or delete {run} to start from scratch"
             )
         return Before(rows, None)
+    check_settings(run)
     rows, now = read_rows(run / ROWS), rows
     for name, before, found in zip(("runs", "observations"), rows, now, strict=True):
         if found < before:
@@ -174,8 +177,38 @@ def begin(config: Config, run: Path, rows: tuple[int, int]) -> None:
         write_durably(run / CONFIG, strict_yaml.dump(config.plain()).encode())
     write_durably(run / VERSIONS, (json.dumps(versions(), indent=2) + "\n").encode())
     if not (run / ROWS).exists():  # the last: others wait for it
-        found = dict(zip(("runs", "observations"), rows, strict=True))
-        write_durably(run / ROWS, documents.to_bytes(found))
+        keep_rows(run, rows)
+
+
+def keep_rows(run: Path, rows: tuple[int, int]) -> None:
+    """Writes down how many rows the run may read, and which configuration it is of."""
+    found = {**dict(zip(("runs", "observations"), rows, strict=True)), SETTINGS: settings_checksum(run / CONFIG)}
+    write_durably(run / ROWS, documents.to_bytes(found))
+
+
+def settings_checksum(path: Path) -> str:
+    """Of what a run's configuration says, but for what may change, and for where its store lies: it may be moved."""
+    return documents.checksum({k: v for k, v in _flat(read_mapping(path)) if not _is_among(k, (*FREE, "store"))})
+
+
+def _flat(section: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a configuration by their dotted keys."""
+    for name, value in section.items():
+        inner = f"{key}.{name}".lstrip(".")
+        if isinstance(value, dict) and value:
+            yield from _flat(value, inner)
+        else:
+            yield inner, value
+
+
+def check_settings(run: Path) -> None:
+    """Raises if the configuration was changed after the run began; earlier versions did not write its checksum."""
+    known = _kept(run / ROWS).get(SETTINGS)
+    if known is not None and known != settings_checksum(run / CONFIG):
+        raise ConfigError(
+            f"{run / CONFIG} does not match its checksum in {ROWS}: it was changed after the run began, and what was "
+            "trained is of other settings; bring it back, or train a copy of it with another output"
+        )
 
 
 def is_held(run: Path) -> bool:
@@ -239,12 +272,12 @@ def wait(done: Callable[[], bool], what: str, seconds: float) -> None:
 
 def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = FREE) -> None:
     """Raises if a file holds another configuration than the plain one, but for keys that may change."""
-    before = _completed(_read(path))
+    before = _completed(read_mapping(path))
     now = strict_yaml.parse(strict_yaml.dump(plain), what, ConfigError)
     changed = [
         f"  {key}: {old!r} before, {new!r} now"
         for key, old, new in _differences(before, now)
-        if not any(key == name or key.startswith(f"{name}.") for name in free)
+        if not _is_among(key, free)
     ]
     if changed:
         raise ConfigError(
@@ -254,7 +287,7 @@ def compare(path: Path, plain: dict[str, Any], what: str, free: Sequence[str] = 
         )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """A mapping in YAML or JSON, which is YAML too."""
     found = strict_yaml.read(path, ConfigError)
     if not isinstance(found, dict):
@@ -275,8 +308,16 @@ def _completed(found: dict[str, Any]) -> dict[str, Any]:
 
 def read_rows(path: Path) -> tuple[int, int]:
     """The rows that a run began with."""
-    cure = f"restore it from a copy, or delete {path.parent} to start again"
-    return counted(_read(path), str(path), cure)
+    return counted({key: value for key, value in _kept(path).items() if key != SETTINGS}, str(path), _restore(path))
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """What rows.json holds, which must match its checksum."""
+    return documents.unsealed(read_mapping(path), str(path), ConfigError, _restore(path))
+
+
+def _restore(path: Path) -> str:
+    return f"restore it from a copy, or delete {path.parent} to start again"
 
 
 def counted(found: Any, name: str, cure: str) -> tuple[int, int]:
@@ -286,6 +327,11 @@ def counted(found: Any, name: str, cure: str) -> tuple[int, int]:
     if set(rows) != {"runs", "observations"} or any(type(count) is not int or count < 0 for count in before):
         raise ConfigError(f"{name} is damaged; {cure}")
     return rows["runs"], rows["observations"]
+
+
+def _is_among(key: str, names: Sequence[str]) -> bool:
+    """Whether a dotted key is one of these, or stands below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:

@@ -9,12 +9,9 @@ tensor stands in one place, and memory is taken for no more than the file has.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from torch import Tensor
 
 from storage.errors import StoreError
 from storage.places import LocalPlace
+from storage.regular import check_regular, open_regular
 from storage.room import because
 from vcal_dist.errors import Malformed, ModelError
 
@@ -53,7 +51,7 @@ def read(path: str | Path, device: str | torch.device = "cpu") -> Any:
     try:
         _check_size(path)
         # Opened here first: safetensors calls a directory a missing device, and a file without rights missing.
-        with path.open("rb"), safetensors.safe_open(path, framework="pt", device="cpu") as file:
+        with open_regular(path), safetensors.safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             # A copy: tensors that safetensors maps would change, or end the process, with the file below them.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -86,15 +84,11 @@ def _check_size(path: Path) -> None:
     """Raises for what is no file, or would not fit into memory: a hole in a file takes no room on a disk."""
     import psutil
 
-    state = path.stat()
-    if stat.S_ISDIR(state.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(state.st_mode):  # a pipe would be waited for
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    free = psutil.virtual_memory().available
-    if state.st_size > free:
+    check_regular(path)
+    size, free = path.stat().st_size, psutil.virtual_memory().available
+    if size > free:
         raise ModelError(
-            f"{path} has {state.st_size / GIB:,.1f} GiB, more than the {free / GIB:,.1f} GiB of memory that are free; "
+            f"{path} has {size / GIB:,.1f} GiB, more than the {free / GIB:,.1f} GiB of memory that are free; "
             "read it on a larger machine"
         )
 

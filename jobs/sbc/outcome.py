@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jobs.sbc.directory import Asked, read
 from storage.problem import Problem
 from vcal_dist.errors import ConfigError
 from vcal_dist.report.content import Status
 from vcal_dist.report.words import listed, percent, plural, signed
-from vcal_dist.sbc import BAND, THRESHOLD, TOGETHER, Assessment, Told, Verdict, assess
+from vcal_dist.sbc import BAND, LEVELS, THRESHOLD, TOGETHER, Assessment, Told, Verdict, assess
 
 STATUS: dict[Verdict, Status] = {
     "covers as promised": "good",
@@ -73,7 +77,9 @@ class Outcome:
 
 def collect(asked: Asked, problem: Problem, replicates: int, prior_sd: list[float]) -> Outcome:
     """Judges the first so many replicates, all of which must be there; those that failed are counted and named."""
-    records = [record for number in range(replicates) if (record := read(asked, number)) is not None]
+    names = [variable.name for variable in problem.calibration_inputs]
+    found = ((number, read(asked, number)) for number in range(replicates))
+    records = [_sound(asked, number, record, names) for number, record in found if record is not None]
     good = [record for record in records if "failed" not in record]
     failed = [record for record in records if "failed" in record]
     if not good:
@@ -81,7 +87,6 @@ def collect(asked: Asked, problem: Problem, replicates: int, prior_sd: list[floa
             f"all {replicates} replicates failed, the first with: {failed[0]['failed']}. They lie in "
             f"{asked.replicate(0).parent}; mend what is wrong, and choose another --output"
         )
-    names = [variable.name for variable in problem.calibration_inputs]
     seconds = sum(record["seconds"] for record in records)
     parameters = assess(names, [_told(record, names) for record in good], prior_sd)
     unrefined: dict[str, list[int]] = {}
@@ -90,6 +95,49 @@ def collect(asked: Asked, problem: Problem, replicates: int, prior_sd: list[floa
             unrefined.setdefault(record["unrefined"], []).append(record["number"])
     numbers = [record["number"] for record in good]
     return Outcome(asked, problem, replicates, numbers, failed, unrefined, seconds, parameters)
+
+
+class _Failed(BaseModel):
+    """What every replicate has; with `failed`, it has nothing else to tell."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    number: int
+    seconds: float
+
+
+class _Done(_Failed):
+    """What is made of a replicate that did not fail: values by the names of parameters, null where there is none."""
+
+    truth: dict[str, float | None]
+    pit: dict[str, float | None]
+    mean: dict[str, float | None]
+    sd: dict[str, float | None]
+    intervals: dict[str, dict[str, tuple[float, float]]]  # by their level
+    unrefined: str
+
+
+def _sound(asked: Asked, number: int, record: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The record, if it is one of this replicate: the file may be a stranger's."""
+    try:
+        if "failed" in record:
+            told = _Failed.model_validate_json(json.dumps(record))
+            sound = isinstance(record["failed"], str)
+        else:
+            told = _Done.model_validate_json(json.dumps(record))
+            parts: list[Mapping[str, Any]] = [told.truth, told.pit, told.mean, told.sd, *told.intervals.values()]
+            sound = all(set(names) <= part.keys() for part in parts) and set(map(str, LEVELS)) <= told.intervals.keys()
+            sound = sound and all(math.isfinite(float(level)) for level in told.intervals)
+        why = "" if sound and told.number == number else "it is of another replicate, or of other parameters"
+    except ValidationError as error:
+        first = error.errors()[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except ValueError as error:
+        why = str(error)
+    if why:
+        raise ConfigError(
+            f"{asked.replicate(number)} is damaged ({why}); delete it, and the same command runs that replicate again"
+        )
+    return record
 
 
 def _told(record: dict[str, Any], names: list[str]) -> Told:

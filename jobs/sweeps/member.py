@@ -29,7 +29,7 @@ from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError, Preempted
 from vcal_dist.module import CalibrationModule
 from vcal_dist.phases import LinAlgError
-from vcal_dist.run_directory import CONFIG, LOCK
+from vcal_dist.run_directory import CONFIG, LOCK, ROWS, keep_rows, read_mapping, read_rows
 from vcal_dist.stages import meanfield_stages
 from vcal_dist.training import moment
 from vcal_dist.weights import MeanField
@@ -165,10 +165,11 @@ def take_over(run: Path, source: Path, rates: dict[str, Any]) -> None:
     partial, old = _beside(run)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, ignore=shutil.ignore_patterns(LOCK, "*.partial"))
-    plain = strict_yaml.read(partial / CONFIG, ConfigError) | {"output": str(run)}
+    plain = read_mapping(partial / CONFIG) | {"output": str(run)}
     for key, value in rates.items():
         plain = placed(plain, key, value)
     write_durably(partial / CONFIG, strict_yaml.dump(Config.parse(plain, "the trial").plain()).encode())
+    keep_rows(partial, read_rows(partial / ROWS))  # which hold a checksum of the configuration
     if run.exists():
         run.rename(old)
     partial.rename(run)

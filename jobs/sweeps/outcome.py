@@ -15,10 +15,10 @@ from jobs.sweeps.settings import Sweep
 from jobs.sweeps.trial import Folder, Trial, read_trials
 from storage import strict_yaml
 from storage.places import write_durably
-from vcal_dist.errors import ConfigError
+from storage.text import no_formula
 from vcal_dist.plots.style import write
 from vcal_dist.posterior import FILE, Posterior
-from vcal_dist.run_directory import CONFIG, LOCK
+from vcal_dist.run_directory import CONFIG, LOCK, read_mapping
 
 TABLE, PICTURE, PAGE = "trials.csv", "sweep.png", "sweep.html"
 BEST_CONFIG, BEST, MIXTURE = "best.yaml", "best", "mixture"
@@ -118,13 +118,15 @@ def _write_table(sweep: Sweep, trials: list[Trial]) -> None:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return no_formula(value)
     return "" if value is None else repr(value) if isinstance(value, float) else value
 
 
 def _keep_best(sweep: Sweep, best: Trial) -> None:
     """Copies the best run, and writes the configuration that makes it; the old one goes when the new one is whole."""
     source, target = Folder(sweep, best.number).rung(sweep.last_rung), sweep.output / BEST
-    plain = strict_yaml.read(source / CONFIG, ConfigError) | {"output": str(target)}
+    plain = read_mapping(source / CONFIG) | {"output": str(target)}
     if not _same(source / FILE, target / FILE):
         partial = sweep.output / f".{BEST}.partial"
         shutil.rmtree(partial, ignore_errors=True)

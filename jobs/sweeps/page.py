@@ -11,6 +11,7 @@ import vcal_dist
 from jobs.sweeps.plot import climb, panel, tried
 from jobs.sweeps.settings import Sweep
 from jobs.sweeps.trial import Folder, Trial
+from vcal_dist.errors import ConfigError
 from vcal_dist.plots.naming import label
 from vcal_dist.plots.style import DATA, POSTERIOR, TRUTH, rows, styled
 from vcal_dist.posterior import Posterior
@@ -110,6 +111,12 @@ def _agreement(sweep: Sweep, trials: list[Trial]) -> list[Block]:
         )
     ]
     parameters = summaries[done[0].number]
+    for number, summary in summaries.items():
+        if [row.name for row in summary] != [row.name for row in parameters]:
+            raise ConfigError(
+                f"trial {number} has a posterior of other parameters than trial {done[0].number}, so that it is of "
+                f"another problem; delete {Folder(sweep, number).path}, and the trial runs again"
+            )
     for j, parameter in enumerate(parameters[:PARAMETERS]):
         found = [summaries[trial.number][j] for trial in done]
         chart = _intervals([trial.number for trial in done], found, label(parameter))

@@ -12,6 +12,7 @@ fixed; where it is not tried, it keeps the value of the configuration.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Self
@@ -24,6 +25,7 @@ from vcal_dist.config import Count, Section
 from vcal_dist.errors import ConfigError
 
 Whole = Annotated[int, Field()]
+Number = int  # which is the name of a field below
 KINDS = ("uniform", "loguniform", "int", "choice")
 # What decides on which rows trials are judged, on which devices, or where results lie.
 INCOMPARABLE = (
@@ -74,6 +76,15 @@ class Dimension(Section):
     def probes(self) -> list[Any]:
         """Values that show whether all will do; whole numbers have a second one, as some keys take even ones only."""
         return self.ends if self.int is None else [self.int[0], self.int[0] + self.step, self.int[1]]
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value is of the kind that is tried; rates that change on the way may leave their range."""
+        if self.choice is not None:
+            return any(same(value, choice) for choice in self.choice)
+        kinds = (float, Number) if self.int is None else (Number,)
+        if type(value) not in kinds or not math.isfinite(value):
+            return False
+        return self.loguniform is None or value > 0
 
     def plain(self) -> dict[str, Any]:
         """As it is written."""

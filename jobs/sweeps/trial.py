@@ -24,6 +24,7 @@ from jobs.sweeps.settings import Sweep
 from storage import documents
 from storage.places import write_durably
 from storage.priors import Finite
+from storage.validation import show
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, ModelError
 from vcal_dist.run_directory import held
@@ -97,6 +98,11 @@ class Folder:
                 trial = replace(trial, state=found["state"], reason=found["reason"], rungs=rungs, history=history)
         except (TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{self.path / RESULT} is damaged ({error}); {cure}") from None
+        for key, value in trial.settings.items():
+            dimension = self.sweep.space.dimensions.get(key)
+            if dimension is None or not dimension.takes(value):
+                why = "which is not tried" if dimension is None else f"as {show(value)}, which is not tried"
+                raise ConfigError(f"{self.path / SETTINGS} is damaged (it has {key}, {why}); {cure}")
         return _sound(self.path, trial)
 
     def begin(self, settings: dict[str, Any]) -> Trial:

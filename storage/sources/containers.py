@@ -97,6 +97,7 @@ def _hdf5(file: SourceFile, table: str) -> Iterator[Arrays]:
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(file.open()) if file.remote else file.url
         root = stack.enter_context(h5py.File(source, "r"))
+        _refuse_elsewhere(file, root)
         group = root[table] if isinstance(root.get(table), h5py.Group) else root
         found = {name: item for name, item in group.items() if isinstance(item, h5py.Dataset)}
         yield {name: NamedArray(item.shape or (), item.dtype, None, (), _slicer(item)) for name, item in found.items()}
@@ -107,19 +108,25 @@ def _zarr(file: SourceFile, table: str) -> Iterator[Arrays]:
     import xarray as xr
     import zarr
 
-    root = zarr.open(file.url, mode="r")
+    from storage.durable import FoundStore
+
+    # Zarr would wait for a pipe in the place of a chunk.
+    store = file.url if file.remote else FoundStore(file.url, read_only=True)
+    root = zarr.open(store, mode="r")
     if not isinstance(root, zarr.Group):
         raise IngestError(f"{file}: is a single Zarr array; put it into a group under the name of its column")
     inner = table if isinstance(root.get(table), zarr.Group) else None
     group = root if inner is None else root[inner]
     assert isinstance(group, zarr.Group)
     found = dict(group.arrays())
+    for name, item in found.items():
+        _refuse_pickle(file, name, item)
     if found and all(_zarr_dims(item) is not None for item in found.values()):
         consolidated = root.metadata.consolidated_metadata is not None
         # Zarr v2 fills with 0 unless told otherwise; to xarray every true 0 would then be missing.
         mask = False if any(item.fill_value == 0 for item in found.values()) else None
         with xr.open_zarr(
-            file.url,
+            store,
             group=inner,
             chunks=None,
             consolidated=consolidated,
@@ -130,6 +137,46 @@ def _zarr(file: SourceFile, table: str) -> Iterator[Arrays]:
             yield _dataset(dataset)
         return
     yield {name: NamedArray(item.shape, np.dtype(item.dtype), None, (), _slicer(item)) for name, item in found.items()}
+
+
+def _refuse_pickle(file: SourceFile, name: str, array: Any) -> None:
+    """Raises before a codec of Zarr v2 could run what a file says; labels are read even if nobody asks for them."""
+    if array.metadata.zarr_format == 3:
+        return
+    from numcodecs.pickles import Pickle
+
+    codecs = (*(array.metadata.filters or ()), array.metadata.compressor)
+    if any(isinstance(codec, Pickle) for codec in codecs):
+        raise IngestError(
+            f"{file}: the array '{name}' is stored as a pickle, which can run any program; write it again as numbers "
+            "or as text"
+        )
+
+
+def _refuse_elsewhere(file: SourceFile, root: Any) -> None:
+    """Raises if a part of an HDF5 file lies in another file, which its writer chose and the user did not name."""
+    import h5py
+
+    def look(name: str, link: Any) -> tuple[str, str] | None:
+        """What is found ends the visit; h5py loses an error that is raised here."""
+        if isinstance(link, h5py.ExternalLink):
+            return name, link.filename
+        if not isinstance(link, h5py.HardLink) or root.get(name, getclass=True) is not h5py.Dataset:
+            return None
+        made = root[name].id.get_create_plist()
+        if made.get_external_count():
+            return name, made.get_external(0)[0].decode(errors="replace")
+        if made.get_layout() == h5py.h5d.VIRTUAL:
+            others = {made.get_virtual_filename(i) for i in range(made.get_virtual_count())} - {"."}
+            return (name, min(others)) if others else None
+        return None
+
+    found = root.visititems_links(look)
+    if found is not None:
+        name, other = found
+        raise IngestError(
+            f"{file}: '{name}' lies in another file, {other}; copy everything into one file, or give that file"
+        )
 
 
 def _slicer(array: Any) -> Callable[[Slices], NDArray[Any]]:
@@ -158,6 +205,7 @@ def _netcdf(file: SourceFile, table: str) -> Iterator[Arrays]:
             stream.seek(0)
         else:
             with h5py.File(stream if file.remote else file.url, "r") as root:
+                _refuse_elsewhere(file, root)
                 root.attrs.get("_nc3_strict")  # where these are damaged, h5netcdf leaves half an object behind
                 group = table if isinstance(root.get(table), h5py.Group) else None
         dataset = xr.open_dataset(

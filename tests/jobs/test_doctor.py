@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from jobs import doctor, ray_probe
+from jobs import doctor, ray_cluster, ray_probe
 from jobs.cli import main
+from vcal_dist.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +122,43 @@ def test_another_service_on_the_port_is_not_ray(monkeypatch: pytest.MonkeyPatch)
         found = ray_probe.probe()
     assert not found.reachable
     assert "did not answer as Ray" in found.detail
+
+
+STRANGER = 54321  # a user's number
+
+
+def _foreign_file(folder: Path) -> None:
+    file = folder / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    file.write_text("10.0.0.1:6379")
+    os.chown(file, STRANGER, STRANGER)
+
+
+def _foreign_process(folder: Path) -> None:
+    command = ["raylet", "-c", "read line", "--gcs-address=10.0.0.1:6379"]
+    _processes.append(subprocess.Popen(command, executable="/bin/sh", user=STRANGER, cwd="/", stdin=subprocess.PIPE))
+
+
+_processes: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("left", [_foreign_file, _foreign_process])
+def test_ray_is_not_sent_where_another_user_says(tmp_path: Path, left: Callable[[Path], None]) -> None:
+    """Whose cluster could run programs as this user: Ray takes whatever it finds on the machine."""
+    assert ray_probe.foreign_cluster() is None
+    try:
+        left(tmp_path)
+        found = ray_probe.probe()
+        assert not found.reachable
+        assert found.address == "10.0.0.1:6379"
+        assert "another user" in found.detail
+        told = r"connect to 10\.0\.0\.1:6379.*another user.*--address local"
+        with pytest.raises(ConfigError, match=told), ray_cluster.connected():
+            pass
+    finally:
+        while _processes:
+            _processes.pop().communicate(b"\n")
 
 
 class _Dashboard(http.server.BaseHTTPRequestHandler):

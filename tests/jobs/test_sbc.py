@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import yaml
 
 from jobs.cli import main
-from jobs.sbc import directory, running
+from jobs.config import load
+from jobs.sbc import directory, outcome, running
+from storage.store import open_store
 from tests.vcal_dist.training_kit import make_store, settings
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError, Diverged
@@ -114,6 +117,28 @@ def test_what_is_there_is_shown_as_a_table(folder: Path, done: Path, capsys: pyt
     assert "not follow the exact one in replicate 0, 1, 2, 3 and 4: fit.evaluations is 0" in said.out
     assert "t2: too few replicates. 90 % intervals hold" in said.out.replace("\N{NO-BREAK SPACE}", " ")
     assert f"Look at {done / 'sbc.html'}" in said.out
+
+
+def test_a_replicate_that_was_made_up_is_refused_by_its_name(folder: Path, done: Path, tmp_path: Path) -> None:
+    config = load(folder / "small.yaml")
+    problem = open_store(config.store).problem
+    asked = directory.ask(config, 0, None, (60, 12), tmp_path)
+    shutil.copytree(done / "replicates", tmp_path / "replicates")
+    sound = json.loads(asked.replicate(1).read_text())
+    del sound["checksum"]  # as an earlier version wrote it, or anybody
+    asked.replicate(1).write_text(json.dumps(sound))
+    assert outcome.collect(asked, problem, 3, [1.0, 1.0]).numbers == [0, 1, 2]
+    for made_up in (
+        {},
+        {"failed": "why"},
+        sound | {"number": 2},
+        {**sound, "failed": ["why"]},
+        *({key: value for key, value in sound.items() if key != left} for left in ("truth", "unrefined", "seconds")),
+        *(sound | {key: odd} for key in ("truth", "pit", "intervals", "seconds") for odd in (None, "x", [], {"a": {}})),
+    ):
+        asked.replicate(1).write_text(json.dumps(made_up))
+        with pytest.raises(ConfigError, match=r"0001\.json is damaged \(.*\); delete it, and the same command"):
+            outcome.collect(asked, problem, 3, [1.0, 1.0])
 
 
 def test_the_store_may_grow_meanwhile(folder: Path, done: Path, tmp_path: Path) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 from rich.padding import Padding
 from rich.text import Text
 
 import storage
 from jobs.cli import main
 from jobs.console import print_json, stderr, stdout, table
+from jobs.prediction_files import write
+from jobs.predictions import Field
 from storage.errors import IngestError, StoreError
+from tests.storage.conftest import PROBLEM
+from tests.storage.test_regular import zarr_v2
 from tests.vcal_dist.training_kit import problem
 from vcal_dist.config import Config
 from vcal_dist.errors import ConfigError
@@ -63,6 +71,29 @@ def test_warnings_of_the_packages_are_shown_without_them(capsys: pytest.CaptureF
     assert not any(secret in err for secret in SECRETS)
 
 
+def test_what_libraries_say_of_files_is_shown_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Zarr names in a warning what it finds in a folder and does not know."""
+    zarr_v2(tmp_path / "r.zarr")
+    bad = BAD.removesuffix("\ud800")
+    (tmp_path / "r.zarr" / bad).mkdir()
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(PROBLEM))
+    with warnings.catch_warnings(), monkeypatch.context() as changed:
+        warnings.simplefilter("default")
+        changed.setattr(logging, "lastResort", None)
+        with pytest.raises(SystemExit):
+            main(
+                ["ingest", str(tmp_path / "p.yaml"), "--runs", str(tmp_path / "r.zarr"), "-o", str(tmp_path / "s.zarr")]
+            )
+        assert logging.lastResort is not None
+        logging.lastResort.handle(logging.makeLogRecord({"msg": f"{bad} {SIGNED}"}))
+    err = capsys.readouterr().err
+    assert err.count(r"\x1b]0;owned") >= 2
+    assert plain(err)
+    assert "hunter2" not in err
+
+
 def test_provenance_keeps_where_files_came_from_without_secrets(tmp_path: Path) -> None:
     import fsspec
 
@@ -98,3 +129,48 @@ def test_a_configuration_holds_no_secret(key: str) -> None:
     with pytest.raises(ConfigError, match=r"would be kept in every file of the run.*environment") as caught:
         Config.parse(plain)
     assert not any(secret in str(caught.value) for secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [SIGNED],
+        ["jobs", SIGNED],
+        ["train", "--on", SIGNED],
+        ["train", "--retries", SIGNED],
+        ["train", "c.yaml", "--workers", SIGNED],
+        ["train", f"--{SIGNED}"],
+        ["inspect", f"--nope={SIGNED}", SIGNED, SIGNED],
+        ["reproduce", SIGNED],
+        ["train", "c.yaml", f"stor={SIGNED}"],
+        ["train", "c.yaml", f"fit.{SIGNED}"],
+        ["train", "c.yaml", f"model.eta: [{SIGNED}"],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(SIGNED, "URL"),
+)
+def test_usage_errors_do_not_repeat_secrets(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("store: s.zarr\n")
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code in (1, 2)
+    said = "".join(capsys.readouterr().err.split()).replace("│", "")  # it may stand in a box, folded
+    assert said
+    assert not any(secret in said for secret in SECRETS)
+
+
+def test_usage_errors_do_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([BAD[:-1]], ["train", "--on", BAD[:-1]], ["train", f"--{BAD[:-1]}"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert plain(capsys.readouterr().err)
+
+
+def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path: Path) -> None:
+    names = ['=WEBSERVICE("http:"&CHAR(47))', "@SUM(A1)", "-x", "flow = 1"]
+    fields = [Field(name, "", "") for name in names]
+    write(tmp_path / "p.csv", fields, [[np.ones(1)] * 4], rows=1, block_rows=1, about={})
+    with (tmp_path / "p.csv").open(encoding="utf-8", newline="") as file:
+        assert next(csv.reader(file)) == [*(f"'{name}" for name in names[:3]), names[3]]

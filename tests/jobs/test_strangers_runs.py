@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -19,7 +20,9 @@ from jobs.run_state import resume_command
 from tests.vcal_dist.report.runs_kit import trained
 from vcal_dist.errors import ConfigError
 from vcal_dist.locations import is_remote, remote_locations
+from vcal_dist.metrics import read_metrics
 from vcal_dist.posterior import Posterior
+from vcal_dist.records import records_until
 from vcal_dist.run_place import inside, run_place
 
 
@@ -168,6 +171,43 @@ def test_files_of_a_sweep_are_records_too(tmp_path: Path) -> None:
 def test_what_is_on_the_network(location: str, remote: bool) -> None:
     assert is_remote(location) == remote
     assert remote_locations({"store": location}) == ({"store": location} if remote else {})
+
+
+@pytest.mark.timeout(30)
+def test_no_pipe_or_device_beside_a_run_is_waited_for(
+    sent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f.relative_to(sent) for f in sent.rglob("*") if f.is_file() and "tensorboard" not in f.parts]
+    for name in names:
+        shutil.copytree(sent, tmp_path / "run")
+        (tmp_path / "run" / name).unlink()
+        if name.suffix == ".csv":
+            (tmp_path / "run" / name).symlink_to("/dev/zero")
+        else:
+            os.mkfifo(tmp_path / "run" / name)
+        assert vcal("inspect", tmp_path / "run") in (0, 1)
+        assert "Traceback" not in capsys.readouterr().err
+        shutil.rmtree(tmp_path / "run")
+    assert {"config.yaml", "metrics.csv", "versions.json", "rows.json"} <= {str(name) for name in names}
+
+
+def test_records_without_an_end_of_line_take_no_memory(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.csv").open("wb") as file:
+        file.truncate(1 << 36)  # a hole takes no disk
+    assert read_metrics(tmp_path) == []
+
+
+def test_phases_without_end_are_left_out(tmp_path: Path) -> None:
+    """The report draws each of them, for half an hour if there are a megabyte of them."""
+    lines = "".join(f"{i},phase {i},1\n" for i in range(5000))
+    (tmp_path / "metrics.csv").write_text(f"step,phase,seconds\n{lines}6000,phase 3,1\n")
+    steps = [int(row["step"]) for row in read_metrics(tmp_path)]
+    assert (len(steps), steps[-1]) == (101, 6000)
+
+
+def test_a_step_of_more_digits_than_python_reads_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(f"step,phase,seconds\n{'9' * 5000},emulator,1\n12,emulator,1\n")
+    assert [row["step"] for row in records_until(tmp_path, 20)] == ["12"]
 
 
 def test_an_object_s_name_never_leads_out_of_the_run(s3_url: str, tmp_path: Path) -> None:

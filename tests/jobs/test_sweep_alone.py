@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,16 @@ import yaml
 from jobs.cli import main
 from jobs.sweeps.checks import check_with_data
 from jobs.sweeps.directory import begin
-from jobs.sweeps.outcome import ranked
+from jobs.sweeps.outcome import _keep_best, ranked
+from jobs.sweeps.page import page
 from jobs.sweeps.settings import Sweep, load
 from jobs.sweeps.trial import Folder, Rung, Trial, left, run_trial
 from storage import documents
 from tests.vcal_dist.training_kit import make_store, settings
+from vcal_dist import tensorfile
 from vcal_dist.errors import ConfigError
 from vcal_dist.mixed import Averaged
-from vcal_dist.posterior import Posterior
+from vcal_dist.posterior import FILE, Posterior
 
 SPACE = {
     # At the last rate, training diverges in its first steps.
@@ -29,6 +32,7 @@ SPACE = {
     "model.eta.lengthscale": {"loguniform": [0.2, 1.0]},
 }
 DIVERGING = 1e25
+GOLDEN = Path(__file__).parents[1] / "golden" / "run-4"
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +178,7 @@ def test_a_changed_metric_or_setting_is_refused(tmp_path: Path, store: Path) -> 
 
 
 def test_a_combination_that_no_end_of_a_range_showed_fails_only_its_trial(tmp_path: Path, store: Path) -> None:
-    tried = Sweep.parse(yaml.safe_load(written(tmp_path, store).read_text()))
+    tried = load(written(tmp_path, store, space={"fit.rho": {"uniform": [0.1, 0.2]}}))
     Folder(tried, 0).begin({"fit.rho": 2.0})
 
     def train(_: Any) -> Posterior:
@@ -259,3 +263,48 @@ def test_a_trial_that_says_what_is_never_written_is_refused(
     (folder.path / "result.json").write_text(json.dumps(sound | changed), encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"the trial in .*/trials/0 is damaged \(.*{told}"):
         folder.read()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("store", "s3://somebody/s.zarr"),
+        ("data.scheduler", "tcp://somebody:8786"),
+        ("fit.emulator.rate", None),
+        ("fit.emulator.rate", "=1+1"),
+        ("fit.emulator.rate", -0.01),
+        ("fit.emulator.rate", True),
+        ("fit.emulator.rate", {"a": 1}),
+    ],
+)
+def test_a_trial_tries_only_what_the_sweep_asks_for(tmp_path: Path, store: Path, key: str, value: Any) -> None:
+    """A trial goes on from its own files, which may be a stranger's: another store would be opened from there."""
+    tried = load(written(tmp_path, store))
+    Folder(tried, 0).begin({"fit.emulator.rate": 0.01} | {key: value})
+    with pytest.raises(
+        ConfigError, match=rf"settings\.json is damaged \(it has {key}.*not tried\); delete .*runs again"
+    ):
+        Folder(tried, 0).read()
+
+
+def test_posteriors_of_another_problem_among_the_trials_are_refused(tmp_path: Path, store: Path) -> None:
+    tried = load(written(tmp_path, store))
+    trials = []
+    for number in range(2):
+        folder = Folder(tried, number)
+        folder.begin({"fit.emulator.rate": 0.01})
+        trials.append(Trial(number, {"fit.emulator.rate": 0.01}, "done", rungs=(Rung(2, 9, -1.0, 1.0),)))
+        shutil.copytree(GOLDEN / "run", folder.rung(tried.last_rung))
+    assert "Do the trials agree?" in page(tried, trials, ())
+    file = Folder(tried, 1).rung(tried.last_rung) / FILE
+    tree = tensorfile.read(file)
+    for variable in tree["problem"]["calibration_inputs"]:
+        variable["name"] = "another"
+    tensorfile.write(file, tree)
+    with pytest.raises(
+        ConfigError, match=r"trial 1 has a posterior of other parameters than trial 0.*; delete .*trials/1"
+    ):
+        page(tried, trials, ())
+    (Folder(tried, 0).rung(tried.last_rung) / "config.yaml").write_text("[]")
+    with pytest.raises(ConfigError, match=r"config\.yaml is damaged"):
+        _keep_best(tried, trials[0])

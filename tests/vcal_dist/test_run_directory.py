@@ -93,7 +93,12 @@ def test_a_run_leaves_what_it_was_and_what_it_found(finished: Path, store: Path)
     written = Config.parse(yaml.safe_load((finished / "config.yaml").read_text()), "config.yaml")
     assert written == config(store, finished, "meanfield")
     rows = json.loads((finished / "rows.json").read_text())
-    assert documents.unsealed(rows, "rows.json", ConfigError, "") == {"runs": 450, "observations": 60}
+    kept = documents.unsealed(rows, "rows.json", ConfigError, "")
+    assert kept == {
+        "runs": 450,
+        "observations": 60,
+        "config": run_directory.settings_checksum(finished / "config.yaml"),
+    }
     assert "checksum" in rows
     assert json.loads((finished / "versions.json").read_text())["torch"] == torch.__version__
     assert next((finished / "tensorboard").iterdir()).stat().st_size > 0
@@ -180,6 +185,7 @@ def test_keys_that_came_later_are_at_their_defaults(copy: Path, store: Path) -> 
     before = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert before["model"]["eta"]["features"].pop("quasi") is False
     path.write_text(yaml.safe_dump(before), encoding="utf-8")
+    run_directory.keep_rows(copy, (450, 60))
     assert seen(changed(settings(store, copy, "meanfield"), "record_every", 3), copy, open_store(store)).checkpoint
     with pytest.raises(ConfigError, match=r"model.eta.features.quasi: False before, True now"):
         seen(changed(settings(store, copy, "meanfield"), "model.eta.features.quasi", True), copy, open_store(store))
@@ -297,6 +303,31 @@ def test_changed_counts_of_rows_are_refused(copy: Path, store: Path) -> None:
 def test_counts_of_rows_of_an_earlier_version_have_no_checksum(copy: Path) -> None:
     (copy / "rows.json").write_text('{"runs": 450, "observations": 60}\n')
     assert run_directory.read_rows(copy / "rows.json") == (450, 60)
+
+
+@pytest.mark.parametrize(("key", "value"), [("fit.emulator.rate", 0.5), ("seed", 7), ("data.holdout", 0.5)])
+def test_a_configuration_that_was_edited_after_the_run_began_is_refused(
+    copy: Path, store: Path, key: str, value: Any
+) -> None:
+    """`vcal train RUN/config.yaml` would go on with it, and the record would say that all was trained so."""
+    path = copy / "config.yaml"
+    now = changed(yaml.safe_load(path.read_text(encoding="utf-8")), key, value)
+    path.write_text(yaml.safe_dump(now.plain()), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.yaml does not match its checksum in rows\.json: it was changed"):
+        seen(now, copy, open_store(store))
+    rows = json.loads((copy / "rows.json").read_text())
+    del rows["config"], rows["checksum"]  # as earlier versions wrote it
+    (copy / "rows.json").write_text(json.dumps(rows))
+    assert seen(now, copy, open_store(store)).rows == (450, 60)
+
+
+def test_what_may_change_may_be_edited_too(copy: Path, store: Path, tmp_path: Path) -> None:
+    shutil.move(copy, tmp_path / "moved")
+    shutil.copytree(store, tmp_path / "moved.zarr")
+    plain = settings(tmp_path / "moved.zarr", tmp_path / "moved", "meanfield", data={"resident": False}, record_every=2)
+    asked = Config.parse(plain, "a test")
+    (tmp_path / "moved" / "config.yaml").write_text(yaml.safe_dump(asked.plain()), encoding="utf-8")
+    assert seen(asked, tmp_path / "moved", open_store(tmp_path / "moved.zarr")).checkpoint
 
 
 def test_a_checkpoint_of_another_version_is_refused(copy: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
