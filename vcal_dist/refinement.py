@@ -15,12 +15,12 @@ from vcal_dist.exact_refinement import refine_exactly
 from vcal_dist.nature import AMPLITUDE, KINDS, NOISE, Nature
 from vcal_dist.passes import HIDDEN_SAMPLES
 from vcal_dist.phases import Instant, Phase
-from vcal_dist.streamed_refinement import Refining
+from vcal_dist.streamed_refinement import Refining, compresses
 from vcal_dist.work import Work
 
 ROWS_EXACT = 2_000_000  # over all points, and samples of hidden layers, that have a Gram matrix each
 PATIENT = 20  # times as many where time does not matter
-ROWS_FROZEN = 25_000_000  # over all points that share one
+ROWS_FROZEN = 25_000_000  # over all points that share one, where the rows do not compress
 
 
 def refinement(work: Work) -> Phase:
@@ -28,7 +28,7 @@ def refinement(work: Work) -> Phase:
     evaluations, nature = exact_points(work)
     if evaluations and work.complete:
         return Instant("refinement", lambda: refine_exactly(work, nature, evaluations))
-    many = frozen_points(work)
+    many = streamed_points(work)
     if many:
         return Refining(work, many, scaling_nature(work))
 
@@ -51,7 +51,7 @@ def exact_points(work: Work) -> tuple[int, Nature | None]:
     count = _at_most(work, (PATIENT if work.patient else 1) * ROWS_EXACT // samples)
     whole = Nature(model, () if model.random else KINDS)
     nature = _as_much_as(work, count, KINDS, (AMPLITUDE, NOISE), (AMPLITUDE,)) if whole.dim else whole
-    if nature.dim < whole.dim and (frozen_points(work) > count or not work.complete):  # more points in less time
+    if nature.dim < whole.dim and (streamed_points(work) > count or not work.complete):  # more points in less time
         return 0, None
     return (count, nature if nature.dim else None) if count >= needed(model.prior.dim) else (0, None)
 
@@ -65,11 +65,12 @@ def _as_much_as(work: Work, points: int, *choices: tuple[str, ...]) -> Nature:
     return Nature(work.model, ())
 
 
-def frozen_points(work: Work) -> int:
-    """How many points can share a Gram matrix; none where even these would be too few."""
+def streamed_points(work: Work) -> int:
+    """How many points follow from few passes over the rows; none where even these would be too few."""
     if impossible(work) or work.model.random:
         return 0
-    count = work.settings.evaluations if work.patient else _at_most(work, ROWS_FROZEN)
+    free = work.patient or compresses(work)  # of the rows
+    count = work.settings.evaluations if free else _at_most(work, ROWS_FROZEN)
     return count if count >= needed(work.model.prior.dim) else 0
 
 
@@ -101,4 +102,4 @@ def scaling_nature(work: Work) -> Nature:
     """What of ζ only scales sums over rows."""
     own = work.model.varying is not None or (work.observations is not None and work.observations.noise is not None)
     both = () if own else ((AMPLITUDE, NOISE),)
-    return _as_much_as(work, frozen_points(work), *both, (AMPLITUDE,))
+    return _as_much_as(work, streamed_points(work), *both, (AMPLITUDE,))

@@ -1,6 +1,7 @@
-"""Importance sampling of θ̃, δ's amplitude and σ_y where rows are many: all points of a round in one pass over them.
+"""Importance sampling of θ̃, δ's amplitude and σ_y where rows are many; δ's length scales are taken as known.
 
-The points of a round share a Gram matrix (`vcal_dist.frozen`); δ's length scales are taken as known.
+Where observations compress (`vcal_dist.observation_sums`), one pass over them gives the exact density at every point.
+Elsewhere all points of a round share a pass and a Gram matrix (`vcal_dist.frozen`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from vcal_dist.components import (
     started_mixture,
 )
 from vcal_dist.frozen import Frozen, Shared
+from vcal_dist.fullrank import Frame
 from vcal_dist.mixture import Adaptation, Adapted, Mixture, marginal
 from vcal_dist.nature import Nature
+from vcal_dist.observation_sums import ObservationSums, why_not
 from vcal_dist.phases import NO_VOTE, PASS_ROWS, Batch, Feed, Outcome, Reading, blocks
 from vcal_dist.pinning import Pin
 from vcal_dist.work import Work
@@ -32,7 +35,7 @@ NEWTON_STEPS, SMALL = 12, 0.005  # SMALL: of ζ, for differences
 
 
 class Refining(Reading):
-    """Rounds of importance sampling, a pass over all observations each; then the weights around each component."""
+    """One pass over all observations, or one for each round of importance sampling; then the components' weights."""
 
     name = "refinement"
     feed = Feed(None, PASS_ROWS, None)
@@ -43,39 +46,49 @@ class Refining(Reading):
         self.nature = nature
         self.adaptation: Adaptation | None = None
         self.pins: list[Pin] = []
-        if self.nature.dim:  # a first pass tells ζ where the mode is
-            self.frozen: Frozen | None = self._pass(torch.cat([centre_of(work), self.nature.read().detach()])[None])
+        self.density: ObservationSums | Frozen | None  # what takes rows, until the components do
+        if compresses(work):
+            self.density = ObservationSums(work.model, self._frame, centre_of(work), nature)
+        elif self.nature.dim:  # a first pass tells ζ where the mode is
+            self.density = self._pass(torch.cat([centre_of(work), self.nature.read().detach()])[None])
         else:
             self._begin(started_mixture(work))
+            self.density = self._round()
+
+    @property
+    def _frame(self) -> Frame:
+        frame = self.work.found.frame
+        assert frame is not None
+        return frame
 
     def _begin(self, start: Mixture) -> None:
         self.adaptation = Adaptation(start, evaluations=self.evaluations, seed=self.work.seed)
-        self.frozen = self._pass(self.adaptation.propose())
+
+    def _round(self, shared: Shared | None = None) -> Frozen:
+        assert self.adaptation is not None
+        return self._pass(self.adaptation.propose(), shared)
 
     def _pass(self, points: Tensor, shared: Shared | None = None) -> Frozen:
-        frame = self.work.found.frame
-        assert frame is not None
-        return Frozen(self.work.model, frame, centre_of(self.work), points, self.nature, shared)
+        return Frozen(self.work.model, self._frame, centre_of(self.work), points, self.nature, shared)
 
-    def _with_nature(self, first: Frozen) -> Mixture:
+    def _with_nature(self, first: ObservationSums | Frozen) -> Mixture:
         """q(θ̃) of the closing, and beside it ζ given θ̃ at the mode, for which no more rows are needed."""
 
         def density(zeta: Tensor) -> Tensor:
             return first.log_density(torch.cat([first.centre.expand(len(zeta), -1), zeta], 1))
 
-        here = first.points[0, self.work.model.prior.dim :]
-        return beside(started_mixture(self.work), *_laplace(density, here))
+        return beside(started_mixture(self.work), *_laplace(density, self.nature.read().detach()))
 
     def step(self, batch: Batch, votes: tuple[float, float] = NO_VOTE) -> Outcome:
         assert batch.observations is not None
         for block in blocks(batch.observations):
-            for taker in self.pins if self.frozen is None else [self.frozen]:
+            for taker in self.pins if self.density is None else [self.density]:
                 taker.take(block)
         return Outcome(None, vote(votes, self.work.device))
 
     def turn(self) -> bool:
-        found = self.work.found
-        if self.frozen is None:
+        found, density = self.work.found, self.density
+        if density is None:
             turned = [pinned.turn() for pinned in self.pins]  # all of them
             if not all(turned):
                 return False
@@ -83,17 +96,28 @@ class Refining(Reading):
             found.components = [pinned.q for pinned in self.pins]
             found.log_weights = self._mixture(found.adapted).log_weights
             return True
+        if isinstance(density, ObservationSums):
+            self._begin(self._with_nature(density) if self.nature.dim else started_mixture(self.work))
+            assert self.adaptation is not None
+            while not self.adaptation.done:
+                points = self.adaptation.propose()
+                self.adaptation.take(points, density.log_density(points))
+            return self._adapted(self.adaptation)
         if self.adaptation is None:
-            first = self.frozen
-            first.log_density()  # which finds what all passes share
-            self._begin(self._with_nature(first))
-            self.frozen.shared = first.shared
+            density.log_density()  # which finds what all passes share
+            self._begin(self._with_nature(density))
+            self.density = self._round(density.shared)
             return False
-        self.adaptation.take(self.frozen.points, self.frozen.log_density())
+        self.adaptation.take(density.points, density.log_density())
         if not self.adaptation.done:
-            self.frozen = self._pass(self.adaptation.propose(), self.frozen.shared)
+            self.density = self._round(density.shared)
             return False
-        self.frozen, found.adapted, found.integrated = None, self.adaptation.result(), self.nature.kinds
+        return self._adapted(self.adaptation)
+
+    def _adapted(self, adaptation: Adaptation) -> bool:
+        """What follows the last round; whether the phase is over."""
+        found = self.work.found
+        self.density, found.adapted, found.integrated = None, adaptation.result(), self.nature.kinds
         if not carries(self.work, found.adapted):
             return True
         if self.work.complete:
@@ -118,7 +142,7 @@ class Refining(Reading):
         return {
             "start": None if self.adaptation is None else self.adaptation.start,
             "adaptation": None if self.adaptation is None else self.adaptation.state(),
-            "frozen": None if self.frozen is None else self.frozen.state(),
+            "density": None if self.density is None else self.density.state(),
             "pins": [pinned.state() for pinned in self.pins],
         }
 
@@ -127,14 +151,22 @@ class Refining(Reading):
             self._begin(Mixture(*state["start"]))
             assert self.adaptation is not None
             self.adaptation.load(state["adaptation"])
-        if state["frozen"] is not None:
-            assert self.frozen is not None
-            self.frozen.load(state["frozen"])
+        if state["density"] is not None:
+            if not isinstance(self.density, ObservationSums) and self.adaptation is not None:
+                self.density = self._round()
+            assert self.density is not None
+            self.density.load(state["density"])
             return
         assert self.adaptation is not None
-        self.frozen, self.pins = None, self._pins(self.adaptation.result())
+        self.density, self.pins = None, self._pins(self.adaptation.result())
         for pinned, saved in zip(self.pins, state["pins"], strict=True):
             pinned.load(saved)
+
+
+def compresses(work: Work) -> bool:
+    """Whether one pass over the observations is enough."""
+    assert work.observations is not None
+    return not why_not(work.model, noise=work.observations.noise is not None)
 
 
 def _laplace(density: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:

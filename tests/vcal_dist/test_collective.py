@@ -25,6 +25,7 @@ from vcal_dist.fullrank import FullRank
 from vcal_dist.gp import Draw
 from vcal_dist.natural import Statistics, observations_statistics, runs_statistics
 from vcal_dist.objective import CollapsedTheta, Samples, collapsed_observations, collapsed_runs, elbo
+from vcal_dist.observation_sums import ObservationSums
 from vcal_dist.passes import close, compress, settle
 
 F64 = torch.float64
@@ -109,6 +110,14 @@ def density_on_points(kit: Any, share: Share, kind: str, depth: str) -> Result:
     return {"density": collapsed_log_density(model, frame, lambda: [observations], theta)}
 
 
+def density_from_sums(kit: Any, share: Share, kind: str, depth: str) -> Result:
+    model = deep_or_shallow(kit, kind, depth)
+    sums = ObservationSums(model, kit.frame(2, model.eta.width, 30), torch.zeros(1, dtype=F64))
+    sums.take(share(kit.observations(model, ROWS, missing=True)))
+    density = sums.log_density(torch.linspace(-1, 1, 5, dtype=F64)[:, None])
+    return {"density": density, **dict(zip(("G", "b", "square", "rows"), sums.result(), strict=True))}
+
+
 def closing(kit: Any, share: Share, kind: str, depth: str) -> Result:
     model = deep_or_shallow(kit, kind, depth)
     observations = share(kit.observations(model, ROWS, missing=True))
@@ -128,6 +137,7 @@ COMPUTED = {
         natural_statistics,
         passes_over_runs,
         density_on_points,
+        density_from_sums,
         closing,
     )
 }
@@ -142,6 +152,7 @@ CASES = [
     *(("natural_statistics", kind, depth) for kind in ("additive", "general") for depth in ("shallow", "deep")),
     *(("passes_over_runs", "none", depth) for depth in ("shallow", "deep")),
     ("density_on_points", "additive", "shallow"),
+    ("density_from_sums", "additive", "shallow"),
 ]
 CLOSING = [("closing", "additive", "shallow"), ("closing", "general", "deep")]
 
