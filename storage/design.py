@@ -193,7 +193,7 @@ def _linear(correlation: Numbers, candidates: Sequence[int], count: int) -> Iter
         for j in range(i):
             if i in left and j in left and correlation[i, j] ** 2 > LINEAR:
                 left.remove(i)
-                yield i, [j], float(correlation[i, j] ** 2)
+                yield i, [j], min(1.0, float(correlation[i, j] ** 2))
     while len(left) > 2 and count >= max(LEAST_SETTINGS, RUNS_PER_INPUT * len(left)):
         precision = np.linalg.inv(correlation[np.ix_(left, left)] + 1e-10 * np.eye(len(left)))
         r2 = [1 - 1 / precision[k, k] if left[k] in candidates else 0.0 for k in range(len(left))]
