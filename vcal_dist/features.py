@@ -182,12 +182,12 @@ class RandomFeatures(nn.Module):
         scale = self.log_amplitude.exp() * math.sqrt(2 / self.settings.features)  # σ·√(2/M), which is σ/√F with M = 2F
         # The length scales enter through Ω, (u/ℓ)Ω = u(Ω/ℓ), which has far fewer rows than u.
         if self._order is None:
-            phi: Tensor = _CosSin.apply(u @ self._stretch(Omega), scale)  # type: ignore[no-untyped-call]
+            phi: Tensor = _CosSin.apply(u @ self.stretch(Omega), scale)  # type: ignore[no-untyped-call]
         elif self._order == 0:
-            phi = scale * (u @ self._stretch(Omega[..., 1:, :]) + Omega[..., :1, :] > 0)
+            phi = scale * (u @ self.stretch(Omega[..., 1:, :]) + Omega[..., :1, :] > 0)
         else:  # a ReLU is homogeneous: scaling Ω scales φ
             Omega = scale * Omega
-            phi = torch.relu(u @ self._stretch(Omega[..., 1:, :]) + Omega[..., :1, :])
+            phi = torch.relu(u @ self.stretch(Omega[..., 1:, :]) + Omega[..., :1, :])
         columns = [phi]  # (..., B, M)
         if self.settings.constant is not None:
             columns.append(phi.new_full((1,), self.settings.constant).expand(*phi.shape[:-1], 1))
@@ -202,7 +202,7 @@ class RandomFeatures(nn.Module):
         """
         self._check_width(u)
         self._check_width(v)
-        L = self._stretch(torch.eye(self.inputs, dtype=self.log_amplitude.dtype, device=self.log_amplitude.device))
+        L = self.stretch(torch.eye(self.inputs, dtype=self.log_amplitude.dtype, device=self.log_amplitude.device))
         correlation = _stationary if self._order is None else _arc_cosine
         k = (2 * self.log_amplitude).exp() * correlation(u @ L, v @ L, self.settings.kernel)
         if self.settings.constant is not None:
@@ -211,7 +211,7 @@ class RandomFeatures(nn.Module):
             k = k + self.settings.linear**2 * (u - 0.5) @ (v - 0.5).mT
         return k
 
-    def _stretch(self, Omega: Tensor) -> Tensor:
+    def stretch(self, Omega: Tensor) -> Tensor:
         """LΩ, from frequencies of v to frequencies of u; L = diag(1/ℓ) unless `full`."""
         inverse = (-self.log_lengthscale).exp()
         if self.settings.lengthscales != "full":

@@ -64,7 +64,7 @@ class Rotation:
         assert isinstance(model.eta, DeepGP)
         last = model.eta.last
         self.settings, self.controls, self.prior = last.settings, model.controls, model.prior
-        omega = last._stretch(last.frequencies()).detach().double()  # (d1 + d2, F)
+        omega = last.stretch(last.frequencies()).detach().double()  # (d1 + d2, F)
         self.of_x, self.of_t = omega.split([model.controls, model.prior.dim])
         self.scale = float(last.log_amplitude.detach().exp()) * math.sqrt(2 / self.settings.features)
         self.linear = self.settings.linear is not None
